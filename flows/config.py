@@ -1,0 +1,257 @@
+"""Run configuration: frozen, validated, one sentence per field; read from TOML, never from the environment.
+
+`None` always means "off". An unknown key is an error. The resolved whole is the first event of a run.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
+CONFIGS_DIR = Path(__file__).resolve().parent.parent / "configs"
+
+
+class ConfigError(ValueError):
+    """The configuration is not as expected; the message says what to do."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(Section):
+    """What the run is called, how long it is, and the root of its randomness."""
+
+    name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]*$", description="Opens the run's id.")
+    seed: int = Field(0, ge=0, description="Root of every seed; forks inherit it.")
+    iterations: PositiveInt = Field(20, description="Iterations of generate, score, learn.")
+
+
+class LoraSection(Section):
+    """The adapter that learns."""
+
+    rank: PositiveInt = Field(16, description="Rank of the adapter.")
+    alpha: float = Field(32.0, gt=0, description="Its scale is alpha / rank.")
+    dropout: Fraction = Field(0.0, description="Dropout on its input while learning; scoring has none.")
+    target_modules: str = Field("all-linear", description="Layers it is attached to: `all-linear` or a PEFT pattern.")
+
+
+class ModelSection(Section):
+    """The base model and where it runs."""
+
+    name: str = Field("smollm2-135m", description="`tiny`, a fetched name, a folder, or a hub id.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the learner's base weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the learner runs.")
+    start_adapter: Path | None = Field(None, description="Trained adapter the run starts from; also the KL reference.")
+    lora: LoraSection = Field(default_factory=LoraSection, description="The adapter that learns.")
+
+
+class TaskSection(BaseModel):
+    """The task: its name, the scorer used as reward, and the task's own parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")  # the task checks its own parameters
+
+    name: str = Field("arithmetic", description="`arithmetic`, `gsm8k` or `jsonl`.")
+    reward_scorer: str | None = Field(None, description="Scorer used as reward; off: the task's first.")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The task's own parameters: every key that is not a field of this section."""
+        return dict(self.model_extra or {})
+
+
+class SamplerSection(Section):
+    """How completions are generated."""
+
+    engine: Literal["auto", "vllm", "transformers", "fake"] = Field("auto", description="auto: vllm where installed.")
+    prompts: PositiveInt = Field(16, description="Prompts an iteration (P).")
+    group_size: PositiveInt = Field(8, description="Rollouts a prompt (G).")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature of attempts.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass kept; 1 keeps all.")
+    top_k: int = Field(0, ge=0, description="Tokens kept; 0 keeps all.")
+    max_tokens: PositiveInt = Field(64, description="Most tokens a completion may have.")
+    batch_sequences: PositiveInt = Field(512, description="Sequences a sampler batch: the unit of commit and resumption.")
+    context_tokens: PositiveInt = Field(512, description="Longest prompt with its completion.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the vLLM engine.")
+    enforce_eager: bool | None = Field(None, description="vLLM without compilation; off: decided by the machine.")
+    kv_cache_gib: float = Field(2.0, gt=0, description="Memory of vLLM's KV cache on CPU, GiB.")
+    gpu_memory_frac: float = Field(0.4, gt=0, lt=1, description="Share of the GPU's memory vLLM may take.")
+
+
+class LearnerSection(Section):
+    """How the policy learns from a batch."""
+
+    algorithm: Literal["grpo", "dr_grpo", "dapo"] = Field("grpo", description="Objective, advantage and reduction.")
+    learning_rate: float = Field(2e-4, gt=0, description="AdamW's learning rate.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
+    steps: PositiveInt = Field(1, description="Optimizer steps an iteration and epoch: groups are split evenly.")
+    epochs: PositiveInt = Field(1, description="Passes over an iteration's batch.")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="Importance ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="Importance ratio is clipped above 1 + clip_high.")
+    dual_clip: float | None = Field(None, gt=1, description="Bound on the loss of negative advantages; off: none.")
+    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the start policy; 0 skips it.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
+    correction: Literal["none", "token_truncate", "sequence_geometric_mask"] = Field(
+        "token_truncate", description="Correction of the trainer-sampler mismatch."
+    )
+    correction_cap: float = Field(2.0, gt=1, description="Correction weights are truncated here.")
+    micro_batch_tokens: PositiveInt = Field(4096, description="Tokens a forward pass may hold.")
+    packing: bool = Field(True, description="Encode a group's shared prompt once; false: padded reference path.")
+
+
+class EvaluationSection(Section):
+    """How the policy is evaluated on held-out prompts."""
+
+    every: PositiveInt | None = Field(10, description="Iterations between evaluations; the first and last policy always are; off: none.")
+    prompts: PositiveInt = Field(200, description="Held-out prompts used, from the first.")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy.")
+    max_tokens: PositiveInt | None = Field(None, description="Most tokens a completion may have; off: the sampler's.")
+
+
+class TrackingSection(Section):
+    """What is projected outside the log, and what is kept beside it."""
+
+    mlflow: bool = Field(True, description="Project metrics to MLflow.")
+    mlflow_uri: str | None = Field(None, description="Tracking server; off: SQLite inside the store.")
+    experiment: str = Field("rrl", description="MLflow experiment.")
+    keep_optimizer: Literal["last2", "evaluated", "all"] = Field("last2", description="Optimizer states kept.")
+
+
+class RunConfig(Section):
+    """Everything a run depends on, besides code and packages."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    task: TaskSection = Field(default_factory=lambda: TaskSection())
+    sampler: SamplerSection = Field(default_factory=SamplerSection)
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> "RunConfig":
+        s, learner = self.sampler, self.learner
+        if s.max_tokens >= s.context_tokens:
+            raise ValueError(
+                f"`sampler.max_tokens` = {s.max_tokens} leaves no room for a prompt in "
+                f"`sampler.context_tokens` = {s.context_tokens}: raise the second or lower the first"
+            )
+        if learner.correction != "none" and (s.top_p < 1 or s.top_k > 0):
+            raise ValueError(
+                f"`learner.correction` = {learner.correction!r} needs log-probs of the full distribution, "
+                f"but `sampler.top_p` = {s.top_p}, `sampler.top_k` = {s.top_k} cut it: "
+                "set top_p = 1 and top_k = 0, or correction = \"none\""
+            )
+        if learner.steps > s.prompts:
+            raise ValueError(
+                f"`learner.steps` = {learner.steps} cannot split `sampler.prompts` = {s.prompts} groups: "
+                "every step needs at least one group"
+            )
+        if self.model.lora.dropout > 0 and learner.correction != "none":
+            raise ValueError(
+                f"`model.lora.dropout` = {self.model.lora.dropout} makes the learner's log-probs random, "
+                f"which `learner.correction` = {learner.correction!r} would read as mismatch: set one of them off"
+            )
+        return self
+
+    def is_evaluated(self, iteration: int) -> bool:
+        """Return True when the policy published by `iteration` is evaluated: first, last, every k-th."""
+        every = self.evaluation.every
+        if every is None:
+            return False
+        return iteration in (0, self.run.iterations) or iteration % every == 0
+
+    def to_json(self) -> str:
+        """Return the resolved configuration as canonical JSON."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+
+    def sha256(self) -> str:
+        """Return the digest of the resolved configuration."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file, apply `a.b=value` overrides, and validate the whole.
+
+    `path` may also name a shipped configuration (`demo`, `smoke.toml`).
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key, or a value out of bounds.
+    """
+    found = _find(path)
+    try:
+        data = tomllib.loads(found.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{found} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply_override(data, override)
+    return parse_config(data, str(found))
+
+
+def parse_config(data: dict[str, Any], where: str) -> RunConfig:
+    """Validate `data`; `where` names its origin in messages.
+
+    Raises:
+        ConfigError: an unknown key, or a value out of bounds.
+    """
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _find(path: Path) -> Path:
+    shipped = CONFIGS_DIR / path.name
+    for candidate in (path, path.with_suffix(".toml"), shipped, shipped.with_suffix(".toml")):
+        if candidate.is_file() and candidate.suffix == ".toml":
+            return candidate.resolve()
+    names = ", ".join(sorted(p.name for p in CONFIGS_DIR.glob("*.toml")))
+    raise ConfigError(f"no configuration at {path}: give a TOML file, or one of the shipped {names}")
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not separator or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"--set {override}: expected `section.key=value`, such as `learner.learning_rate=1e-4`")
+    section = data
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {override}: `{part}` is a value, not a section")
+    section[parts[-1]] = _parse_value(text.strip())
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in ("none", "off"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word or path
+
+
+def _explain(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(_known_keys(error["loc"][:-1]))
+        return f"unknown key `{key}`; known here: {known}"
+    if not key:
+        return str(error["msg"]).removeprefix("Value error, ")
+    return f"`{key}` = {error['input']!r}: {error['msg']}"
+
+
+def _known_keys(location: Sequence[Any]) -> list[str]:
+    section: Any = RunConfig
+    for part in location:
+        section = section.model_fields[part].annotation
+    return sorted(section.model_fields)
