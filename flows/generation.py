@@ -1,0 +1,185 @@
+"""One sampler phase: requests with seeds by place, cut into batches; a batch is one commit.
+
+A batch is the unit of resumption: it is in the log whole, or it is generated again whole.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import storage
+from flows.translate import Row, prompt_row, rollout_place, rollout_rows
+from flows.wiring import Session
+from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
+from rrl_core.seeds import derive_seed
+from rrl_core.tasks.protocol import Prompt
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a phase samples: `group_size` completions of each prompt, in one role, in one way."""
+
+    iteration: int
+    role: str
+    prompts: Sequence[Prompt]
+    group_size: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class PlannedRollout:
+    """One rollout asked for: its place, its prompt, and the request to the sampler."""
+
+    place: Row
+    prompt: Prompt
+    request: SampleRequest
+
+
+def attempts_phase(session: Session, iteration: int, prompts: Sequence[Prompt]) -> Phase:
+    """Return the phase that samples an iteration's fresh groups."""
+    s = session.config.sampler
+    params = SamplingParams(s.temperature, s.top_p, s.top_k, s.max_tokens)
+    return Phase(iteration, "attempt", prompts, s.group_size, params)
+
+
+def evaluation_phase(session: Session, iteration: int) -> Phase:
+    """Return the phase that samples one completion of every held-out prompt."""
+    e = session.config.evaluation
+    params = SamplingParams(
+        e.temperature, max_tokens=e.max_tokens or session.config.sampler.max_tokens
+    )
+    return Phase(iteration, "evaluation", session.prompts("eval")[: e.prompts], 1, params)
+
+
+def plan_batches(session: Session, phase: Phase) -> Iterator[tuple[str, list[PlannedRollout]]]:
+    """Yield (batch key, rollouts) of the phase, cut by index before anything is generated."""
+    root = session.config.run.seed
+    planned = []
+    for prompt in phase.prompts:
+        prompt_ids = tuple(session.policy.encode(prompt.messages))
+        for index in range(phase.group_size):
+            place = rollout_place(
+                session.run_id, phase.iteration, phase.role, prompt.prompt_id, index
+            )
+            seed = derive_seed(
+                root, phase.role, phase.iteration, prompt.prompt_id, index, place["attempt"]
+            )
+            planned.append(PlannedRollout(place, prompt, SampleRequest(prompt_ids, seed)))
+    size = session.config.sampler.batch_sequences
+    for number, first in enumerate(range(0, len(planned), size)):
+        yield f"i{phase.iteration:06d}-{phase.role}-{number:04d}", planned[first : first + size]
+
+
+def generate_phase(session: Session, phase: Phase) -> int:
+    """Generate and commit the batches of `phase` that are not in the log; return the new sequences.
+
+    Stops early, between batches, when the run was asked to stop.
+
+    Raises:
+        SamplerError: the engine failed twice on the same batch.
+    """
+    committed = {
+        row["event_id"]
+        for row in session.store.read("rollouts", run_id=session.run_id, iteration=phase.iteration)
+    }
+    num_generated = 0
+    total = len(phase.prompts) * phase.group_size
+    with session.progress.phase(f"{phase.role}s of iteration {phase.iteration}", total) as advance:
+        for batch_key, batch in plan_batches(session, phase):
+            if session.should_stop:
+                break
+            if storage.event_id("rollouts", batch[0].place) not in committed:
+                _generate_batch(session, phase, batch_key, batch)
+                num_generated += len(batch)
+            advance(len(batch))
+    return num_generated
+
+
+def _generate_batch(
+    session: Session, phase: Phase, batch_key: str, batch: Sequence[PlannedRollout]
+) -> None:
+    started = time.monotonic()
+    completions = _sample(session, phase, batch_key, batch)
+    facts = {
+        "policy_version": session.sampler.policy_version,
+        "policy_digest": session.policy.digest(),
+        "engine": session.sampler.engine,
+        "sync": session.sampler.sync,
+        "batch_key": batch_key,
+        "generate_s": time.monotonic() - started,
+    }
+    pairs = [
+        rollout_rows(p.place, p.request, phase.params, completion, facts)
+        for p, completion in zip(batch, completions, strict=True)
+    ]
+    prompts = {p.prompt.prompt_id: p.prompt for p in batch}
+    session.writer.append(
+        {
+            "prompts": [prompt_row(prompt) for prompt in prompts.values()],
+            "rollouts": [rollout for rollout, _ in pairs],
+            "rollout_tokens": [tokens for _, tokens in pairs],
+            "failures": _failed_prompts(phase, batch, completions),
+        },
+        batch_key=batch_key,
+    )
+
+
+def _sample(
+    session: Session, phase: Phase, batch_key: str, batch: Sequence[PlannedRollout]
+) -> list[Completion]:
+    """Sample a batch; on an engine failure record it, restart the engine, and try once more."""
+    requests = [p.request for p in batch]
+    try:
+        return session.sampler.generate(requests, phase.params)
+    except SamplerError as error:
+        record_failure(session, phase.iteration, "generate", batch_key, error)
+        session.restart_sampler()
+    try:
+        return session.sampler.generate(requests, phase.params)
+    except SamplerError as error:
+        record_failure(session, phase.iteration, "generate", batch_key, error)
+        raise
+
+
+def record_failure(
+    session: Session, iteration: int, phase: str, subject: str, error: BaseException
+) -> None:
+    """Append a `failures` row; its attempt counts the earlier failures of the same subject."""
+    earlier = [
+        row
+        for row in session.store.read("failures", run_id=session.run_id, iteration=iteration)
+        if (row["phase"], row["subject"]) == (phase, subject)
+    ]
+    row = failure_row(iteration, phase, subject, type(error).__name__, str(error))
+    row["attempt"] = len(earlier)
+    session.writer.append({"failures": [row]}, batch_key=f"i{iteration:06d}-failure")
+
+
+def failure_row(
+    iteration: int, phase: str, subject: str, kind: str, message: str
+) -> dict[str, Any]:
+    """Return a `failures` row of a first attempt."""
+    return {
+        "iteration": iteration,
+        "phase": phase,
+        "subject": subject,
+        "attempt": 0,
+        "kind": kind,
+        "message": message,
+    }
+
+
+def _failed_prompts(
+    phase: Phase, batch: Sequence[PlannedRollout], completions: Sequence[Completion]
+) -> list[Row]:
+    """Return one `failures` row per prompt that the sampler could not serve."""
+    failed = {
+        p.prompt.prompt_id: completion.error
+        for p, completion in zip(batch, completions, strict=True)
+        if completion.error is not None
+    }
+    return [
+        failure_row(phase.iteration, "generate", prompt_id, "prompt_refused", message)
+        for prompt_id, message in failed.items()
+    ]

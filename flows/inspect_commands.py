@@ -1,0 +1,109 @@
+"""What `rrl runs`, `rrl sql`, `rrl show` and `rrl verify` do, without loading a model library."""
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import storage
+from flows.cli import EXIT_DAMAGED, print_result
+from storage import console as sql_console
+
+
+def init(store_path: Path) -> None:
+    """Create an empty store, or leave the one that is there."""
+    store = storage.open(store_path, create=True)
+    print_result(f"store {store.path}: head {store.head().number}")
+
+
+def runs(store_path: Path, as_json: bool) -> None:
+    """List the runs of a store with their state and, where they can go on, the resume command."""
+    store = storage.open(store_path)
+    rows = []
+    for row in store.view("run_overview"):
+        alive = storage.is_run_held(store, row["run_id"])
+        state = "alive" if alive else ("dead" if row["state"] == "open" else row["state"])
+        can_resume = not alive and state != "finished"
+        resume = f"rrl train --resume {row['run_id']} --store {store_path}" if can_resume else ""
+        rows.append({**row, "state": state, "resume": resume})
+    if as_json:
+        print_result(json.dumps(rows, default=_plain))
+        return
+    if not rows:
+        print_result(f"no runs in {store.path}: start one with `rrl train demo`")
+        return
+    columns = (
+        "run_id",
+        "state",
+        "last_iteration",
+        "planned_iterations",
+        "last_mean_reward",
+        "resume",
+    )
+    print_result(f"store {store.path}")
+    _print_table(columns, [[_cell(row[c]) for c in columns] for row in rows])
+
+
+def sql(query: str, as_of: int | None, format_: str, store_path: Path) -> None:
+    """Answer one SELECT."""
+    store = storage.open(store_path)
+    print_result(sql_console.answer(store, query, as_of=as_of, format_=format_).rstrip("\n"))
+
+
+def show(event_id: str, store_path: Path, as_json: bool) -> None:
+    """Print every row about an event: the event, its tokens, its scores, its use in learning."""
+    store = storage.open(store_path)
+    story = sql_console.story(store, event_id)
+    if as_json:
+        print_result(json.dumps(story, default=_plain))
+        return
+    for table, rows in story.items():
+        for row in rows:
+            print_result(f"{table}")
+            for key, value in row.items():
+                print_result(f"  {key:<22} {_cell(value)}")
+
+
+def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> None:
+    """Check the store; exit 3 when something is damaged."""
+    store = storage.open(store_path)
+    findings = storage.verify(store, deep=deep, anchor=anchor)
+    head = store.head()
+    if as_json:
+        print_result(
+            json.dumps(
+                {
+                    "head": {"number": head.number, "sha256": head.sha256},
+                    "findings": [vars(f) for f in findings],
+                }
+            )
+        )
+    else:
+        for finding in findings:
+            print_result(f"{finding.severity}: {finding.where}: {finding.message}")
+        print_result(f"{store.path}: head {head.number}:{head.sha256}, {len(findings)} findings")
+    if findings:
+        sys.exit(EXIT_DAMAGED)
+
+
+def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return sql_console.printable(str(value))
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

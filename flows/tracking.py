@@ -1,0 +1,127 @@
+"""MLflow: a projection of the event log, never the record. The only file that imports mlflow."""
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from flows.config import RunConfig
+from storage import Store
+
+RUN_TAG = "rrl.run_id"
+
+
+def tracking_uri(store_path: Path, config: RunConfig) -> str:
+    """Return the configured tracking server, or the SQLite file inside the store."""
+    return config.tracking.mlflow_uri or f"sqlite:///{store_path / 'mlflow.db'}"
+
+
+class Tracker:
+    """Projects one run's iterations; it starts with the first one, so a bad server costs no run."""
+
+    def __init__(self, store_path: Path, config: RunConfig, run_id: str) -> None:
+        self._store_path = store_path
+        self._config = config
+        self._run_id = run_id
+        self._client: Any = None
+        self._mlflow_run_id = ""
+        self._logged: set[int] = set()
+
+    def log_iteration(self, store: Store, iteration: int) -> None:
+        """Log the iteration's metrics as of now, once; a resumed run logs nothing twice."""
+        if not self._config.tracking.mlflow:
+            return
+        if self._client is None:
+            self._start()
+        if iteration in self._logged:
+            return
+        from mlflow.entities import Metric, RunTag
+
+        metrics = iteration_metrics(store, self._run_id, iteration)
+        head = store.head()
+        moment = _milliseconds(store, self._run_id, iteration)
+        self._client.log_batch(
+            self._mlflow_run_id,
+            metrics=[
+                Metric(name, value, moment, iteration) for name, value in sorted(metrics.items())
+            ],
+            tags=[
+                RunTag("rrl.head_number", str(head.number)),
+                RunTag("rrl.head_sha256", head.sha256),
+            ],
+        )
+        self._logged.add(iteration)
+
+    def close(self) -> None:
+        """Mark the MLflow run as ended."""
+        if self._client is not None:
+            self._client.set_terminated(self._mlflow_run_id)
+
+    def _start(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri(self._store_path, self._config))
+        experiment = client.get_experiment_by_name(self._config.tracking.experiment)
+        if experiment is None:
+            location = (self._store_path / "mlartifacts").as_uri()
+            experiment_id = client.create_experiment(self._config.tracking.experiment, location)
+        else:
+            experiment_id = experiment.experiment_id
+        found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{self._run_id}'")
+        if found:
+            self._mlflow_run_id = found[0].info.run_id
+            client.update_run(self._mlflow_run_id, status="RUNNING")
+            history = client.get_metric_history(self._mlflow_run_id, "iteration")
+            self._logged = {metric.step for metric in history}
+        else:
+            tags = {RUN_TAG: self._run_id, "mlflow.runName": self._run_id}
+            self._mlflow_run_id = client.create_run(experiment_id, tags=tags).info.run_id
+            client.log_dict(
+                self._mlflow_run_id, self._config.model_dump(mode="json"), "config.json"
+            )
+            for name, value in _short_params(self._config).items():
+                client.log_param(self._mlflow_run_id, name, value)
+        self._client = client
+
+
+def iteration_metrics(store: Store, run_id: str, iteration: int) -> dict[str, float]:
+    """Return the iteration's metrics by MLflow name, read from the log; never NaN or infinite."""
+    metrics: dict[str, Any] = {"iteration": float(iteration)}
+    for row in store.view("training_history", run_id=run_id, iteration=iteration):
+        metrics |= {
+            "reward/mean": row["mean_reward"],
+            "group/frac_all_wrong": row["frac_groups_all_wrong"],
+            "group/frac_all_right": row["frac_groups_all_right"],
+            "throughput/sampled_tokens_per_s": row["sampled_tokens_per_s"],
+        }
+    updates = store.read("updates", run_id=run_id, iteration=iteration)
+    for row in updates:  # the last step of the iteration stands for it
+        metrics |= json.loads(row["metrics_json"])
+        metrics |= {"learn/loss": row["loss"], "learn/grad_norm": row["grad_norm"]}
+    if updates:
+        metrics["time/learn_s"] = math.fsum(row["learn_s"] for row in updates)
+    for row in store.read("evaluations", run_id=run_id, iteration=iteration):
+        metrics[f"eval/{row['scorer']}"] = row["mean_score"]
+    return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+
+
+def _milliseconds(store: Store, run_id: str, iteration: int) -> int:
+    pins = store.read("views_pinned", run_id=run_id, iteration=iteration)
+    return int(pins[0]["recorded_at"].timestamp() * 1000)
+
+
+def _short_params(config: RunConfig) -> dict[str, Any]:
+    return {
+        "model": config.model.name,
+        "task": config.task.name,
+        "algorithm": config.learner.algorithm,
+        "learning_rate": config.learner.learning_rate,
+        "seed": config.run.seed,
+        "iterations": config.run.iterations,
+    }

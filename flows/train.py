@@ -1,0 +1,91 @@
+"""Training: generate with the present policy, judge, learn, publish; every step is an event.
+
+The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departures:
+
+1. The learner trains only on rows read back from the event log, never on what a sampler returned.
+2. An iteration first pins the commit it reads history as of; a resumed iteration keeps its pin.
+3. Every step may be called again: what is committed is kept. Resuming is running the same loop.
+4. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
+"""
+
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from flows import tasks
+from flows.config import RunConfig
+from flows.orchestrate import Orchestrator, Steps, StopRequested, run_loop
+from flows.progress import Progress
+from flows.wiring import Session, open_session, session_of
+from storage import StorageError, Store
+
+
+def train_loop(run_id: str, step: Steps) -> None:
+    """Alternate generation and learning until the planned iterations are published."""
+    session = session_of(run_id)
+    newest = step.start(run_id)
+    planned = session.config.run.iterations
+    for iteration in range(newest, planned + 1):
+        step.pin(run_id, iteration)
+        if iteration > 0:
+            step.pick(run_id, iteration)
+            step.generate(run_id, iteration)
+            step.score(run_id, iteration)
+            step.plan_batch(run_id, iteration)
+            step.learn(run_id, iteration)
+        if session.config.is_evaluated(iteration):
+            step.evaluate(run_id, iteration)
+        step.track(run_id, iteration)
+        session.progress.iteration_done(session.store, run_id, iteration, planned)
+
+
+def train(
+    store: Store, config: RunConfig, run_id: str, orchestrator: Orchestrator, progress: Progress
+) -> str:
+    """Train a new run, or go on with a stored one; return how it ended: finished or interrupted.
+
+    Raises:
+        SupersededError: another process opened the same run; this one has stopped writing.
+        StorageError, TaskError, SamplerError: named in their messages; nothing committed is lost.
+    """
+    with open_session(store, run_id, config, progress) as session, _stop_on_signal(session):
+        try:
+            run_loop(train_loop, run_id, orchestrator, store.path)
+        except StopRequested:
+            tasks.finish(run_id, "interrupted", "stopped by the user")
+            return "interrupted"
+        except BaseException as error:
+            with suppress(StorageError):  # the first error is the one to show
+                tasks.finish(run_id, "failed", f"{type(error).__name__}: {error}"[:2000])
+            raise
+        tasks.finish(run_id, "finished")
+    return "finished"
+
+
+def new_run_id(name: str) -> str:
+    """Return a fresh run id: name, UTC time, four random hex digits."""
+    return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def _stop_on_signal(session: Session) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM finish what was begun, and the second one stop at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        if session.should_stop:
+            raise KeyboardInterrupt
+        session.should_stop = True
+        session.progress.note("stopping after this batch; once more stops at once")
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,145 @@
+"""The only mapping between core records and stored rows."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
+
+import storage
+from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
+from rrl_core.tasks.protocol import Prompt, Score, Scorer
+
+Row = dict[str, Any]
+
+
+def prompt_row(prompt: Prompt) -> Row:
+    """Return the `prompts` row of a prompt."""
+    return {
+        "prompt_id": prompt.prompt_id,
+        "task": prompt.task,
+        "split": prompt.split,
+        "messages_json": json.dumps([dict(m) for m in prompt.messages], ensure_ascii=False),
+        "answer": prompt.answer,
+        "difficulty": prompt.difficulty,
+        "meta_json": json.dumps(dict(prompt.meta), sort_keys=True, ensure_ascii=False),
+    }
+
+
+def rollout_place(run_id: str, iteration: int, role: str, prompt_id: str, sample_index: int) -> Row:
+    """Return the place of a rollout without parent that was never tried before."""
+    return {
+        "run_id": run_id,
+        "iteration": iteration,
+        "role": role,
+        "prompt_id": prompt_id,
+        "sample_index": sample_index,
+        "parent_id": "",
+        "attempt": 0,
+    }
+
+
+def group_id(place: Mapping[str, Any]) -> str:
+    """Return the id shared by the rollouts of one prompt in one phase of a run."""
+    parts = [place["run_id"], place["iteration"], place["role"], place["prompt_id"]]
+    return "g-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+
+def rollout_rows(
+    place: Mapping[str, Any],
+    request: SampleRequest,
+    params: SamplingParams,
+    completion: Completion,
+    facts: Mapping[str, Any],
+) -> tuple[Row, Row]:
+    """Return the `rollouts` and `rollout_tokens` rows of one completion.
+
+    `facts` are what all rollouts of a sampler batch share: policy, engine, batch key, seconds.
+    """
+    has_logprobs = completion.sampler_logprobs is not None
+    rollout = {
+        **place,
+        **facts,
+        "group_id": group_id(place),
+        "num_prompt_tokens": len(request.prompt_ids),
+        "prefix_tokens": 0,
+        "num_completion_tokens": len(completion.completion_ids),
+        "finish_reason": completion.finish_reason,
+        "status": "ok" if completion.error is None else "error",
+        "error": completion.error,
+        "completion": completion.text,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_tokens": params.max_tokens,
+        "seed": request.seed,
+        "logprob_mode": "processed" if has_logprobs else "none",
+    }
+    tokens = {
+        "run_id": place["run_id"],
+        "iteration": place["iteration"],
+        "rollout_id": storage.event_id("rollouts", place),
+        "prompt_ids": list(request.prompt_ids),
+        "completion_ids": list(completion.completion_ids),
+        "sampler_logprobs": list(completion.sampler_logprobs or ()) if has_logprobs else None,
+        "logprobs_reason": completion.logprobs_reason,
+    }
+    return rollout, tokens
+
+
+def score_row(rollout: Row, scorer: Scorer, score: Score, elapsed_ms: float) -> Row:
+    """Return the `scores` row of one judgement."""
+    return {
+        "iteration": rollout["iteration"],
+        "target_id": rollout["event_id"],
+        "scorer": scorer.name,
+        "scorer_version": scorer.version,
+        "attempt": 0,
+        "target_kind": "rollout",
+        "kind": "reward",
+        "value": score.value,
+        "status": score.status,
+        "components_json": json.dumps(dict(score.components), sort_keys=True),
+        "feedback": score.feedback,
+        "elapsed_ms": elapsed_ms,
+    }
+
+
+def learn_sample(replay: Row, rollout: Row, tokens: Row) -> LearnSample:
+    """Return what the learner needs of one planned sample, from rows read back."""
+    logprobs = tokens["sampler_logprobs"]
+    return LearnSample(
+        rollout_id=replay["rollout_id"],
+        group_id=replay["group_id"],
+        prompt_ids=tuple(tokens["prompt_ids"]),
+        completion_ids=tuple(tokens["completion_ids"]),
+        sampler_logprobs=None if logprobs is None else tuple(logprobs),
+        advantage=replay["advantage"],
+        temperature=rollout["temperature"],
+    )
+
+
+def update_row(iteration: int, step: int, batch_id: str, algorithm: str, result: StepResult) -> Row:
+    """Return the `updates` row of one optimizer step."""
+    return {
+        "iteration": iteration,
+        "step": step,
+        "batch_id": batch_id,
+        "algorithm": algorithm,
+        "loss": result.loss,
+        "policy_loss": result.policy_loss,
+        "kl_loss": result.kl_loss,
+        "grad_norm": result.grad_norm,
+        "learning_rate": result.learning_rate,
+        "num_sequences": result.num_sequences,
+        "num_loss_tokens": result.num_loss_tokens,
+        "is_skipped": result.is_skipped,
+        "metrics_json": json.dumps(result.metrics, sort_keys=True),
+        "learn_s": result.elapsed_s,
+    }
+
+
+def learned_rows(iteration: int, step: int, samples: Sequence[SampleStats]) -> list[Row]:
+    """Return the `learned_samples` rows of one optimizer step."""
+    return [{"iteration": iteration, "step": step, **vars(stats)} for stats in samples]

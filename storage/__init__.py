@@ -1,0 +1,97 @@
+"""The memory of a run: everything that happened, appended once, asked with SQL.
+
+    store = storage.open("rrl-data", create=True)
+    writer = store.open_stream(run_id, opened)
+    committed = writer.append({"rollouts": rows}, batch_key="attempts-0")
+    store.sql("select count(*) from rollouts").fetchall()
+
+Names are loaded when first used, so that importing this package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import storage.console as console
+    from storage.artifacts import ArtifactStore
+    from storage.commits import Head
+    from storage.errors import (
+        ClosedIterationError,
+        ConflictError,
+        DamagedError,
+        DiskFullError,
+        NewerSchemaError,
+        QueryError,
+        RowError,
+        StorageError,
+        StoreNotFoundError,
+        SupersededError,
+    )
+    from storage.identity import event_id
+    from storage.liveness import hold_run, is_run_held
+    from storage.schemas import TABLES
+    from storage.store import Store
+    from storage.store import open_store as open
+    from storage.verification import Finding, verify
+    from storage.writer import Committed, StreamWriter
+
+_HOMES = {
+    "ArtifactStore": "artifacts",
+    "ClosedIterationError": "errors",
+    "Committed": "writer",
+    "ConflictError": "errors",
+    "DamagedError": "errors",
+    "DiskFullError": "errors",
+    "Finding": "verification",
+    "Head": "commits",
+    "NewerSchemaError": "errors",
+    "QueryError": "errors",
+    "RowError": "errors",
+    "StorageError": "errors",
+    "Store": "store",
+    "StoreNotFoundError": "errors",
+    "StreamWriter": "writer",
+    "SupersededError": "errors",
+    "TABLES": "schemas",
+    "event_id": "identity",
+    "hold_run": "liveness",
+    "is_run_held": "liveness",
+    "open": "store",
+    "verify": "verification",
+}
+
+__all__ = [
+    "TABLES",
+    "ArtifactStore",
+    "ClosedIterationError",
+    "Committed",
+    "ConflictError",
+    "DamagedError",
+    "DiskFullError",
+    "Finding",
+    "Head",
+    "NewerSchemaError",
+    "QueryError",
+    "RowError",
+    "StorageError",
+    "Store",
+    "StoreNotFoundError",
+    "StreamWriter",
+    "SupersededError",
+    "console",
+    "event_id",
+    "hold_run",
+    "is_run_held",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "console":
+        return import_module("storage.console")
+    if name not in _HOMES:
+        raise AttributeError(f"module `storage` has no attribute {name!r}")
+    return getattr(
+        import_module(f"storage.{_HOMES[name]}"), "open_store" if name == "open" else name
+    )

@@ -1,0 +1,94 @@
+"""Rows as text for people and programs.
+
+Invariant: text that came out of a model is shown, never interpreted: a terminal gets no control
+character, a spreadsheet no formula.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from datetime import date
+from typing import Any
+
+from storage.errors import QueryError
+
+Rows = Sequence[tuple[Any, ...]]
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_NUMBERS = (int, float)
+
+
+def printable(text: str) -> str:
+    """Return `text` with everything that a terminal might obey or hide spelled out as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def table_text(columns: Sequence[str], rows: Rows) -> str:
+    """Return the rows under their column names, in columns, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    names = [printable(name) for name in columns]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    is_right = [any(isinstance(row[i], _NUMBERS) for row in rows[:1]) for i in range(len(columns))]
+    lines = [names, ["-" * width for width in widths], *cells]
+    text = "".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_right, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+    return f"{text}({len(rows)} row{'' if len(rows) == 1 else 's'})\n"
+
+
+def csv_text(columns: Sequence[str], rows: Rows) -> str:
+    """Return CSV (RFC 4180) with a header; text that would start a formula gets a `'` in front."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\r\n")
+    writer.writerow(map(_csv_cell, columns))
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    return target.getvalue()
+
+
+def json_text(columns: Sequence[str], rows: Rows) -> str:
+    """Return a JSON list with one object a row; NaN and infinities become text."""
+    if len(set(columns)) != len(columns):
+        raise QueryError(
+            f"expected columns with different names, came {list(columns)}; rename some"
+        )
+    objects = [dict(zip(columns, map(_json_value, row), strict=True)) for row in rows]
+    return json.dumps(objects, indent=1) + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[str], Rows], str]] = {
+    "table": table_text,
+    "csv": csv_text,
+    "json": json_text,
+}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return printable(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None or isinstance(value, _NUMBERS):
+        return value
+    text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    return value.isoformat() if isinstance(value, date) else str(value)

@@ -1,0 +1,120 @@
+"""The rows of one table in one append: checked, with their identity, on the way into a segment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from storage.errors import ClosedIterationError, ConflictError, RowError
+from storage.identity import find_table, identify
+from storage.rows import Row, to_arrow
+from storage.schemas import Table
+
+
+class Event(NamedTuple):
+    """Where an event was committed, its iteration if its place has one, and its content's hash."""
+
+    path: str
+    iteration: int | None
+    content_sha256: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one table as they were given; the lists run along them.
+
+    `iterations` are those the rows count towards (None for tables without), whether or not the
+    iteration is part of the place.
+    """
+
+    table: Table
+    rows: pa.Table
+    ids: list[str]
+    hashes: list[str]
+    iterations: list[int | None]
+
+    def events(self, numbers: Sequence[int], path: str) -> dict[str, Event]:
+        """Return what is remembered of the rows `numbers` once they are committed in `path`."""
+        has_iteration = "iteration" in self.table.place_columns
+        return {
+            self.ids[n]: Event(path, self.iterations[n] if has_iteration else None, self.hashes[n])
+            for n in numbers
+        }
+
+    def complete(self, numbers: Sequence[int], epoch: int, recorded_at: datetime) -> pa.Table:
+        """Return the rows `numbers` with the common columns, as they are stored."""
+        common = {
+            "event_id": [self.ids[n] for n in numbers],
+            "content_sha256": [self.hashes[n] for n in numbers],
+            "epoch": [epoch] * len(numbers),
+            "recorded_at": [recorded_at] * len(numbers),
+        }
+        own = self.rows.take(list(numbers))
+        schema = self.table.arrow_schema
+        columns = [
+            pa.array(common[f.name], f.type) if f.name in common else own.column(f.name)
+            for f in schema
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+def make_batch(table_name: str, rows: Sequence[Row], run_id: str) -> Batch:
+    """Check `rows` against their table, fill in the run, and identify them."""
+    table = find_table(table_name)
+    for number, row in enumerate(rows):
+        if row.get("run_id", run_id) != run_id:
+            raise RowError(
+                f"row {number} of `{table_name}`: expected run_id {run_id!r} or none, came "
+                f"{row['run_id']!r}; a stream holds the events of one run"
+            )
+    arrow = to_arrow(table, [{**row, "run_id": run_id} for row in rows])
+    ids, hashes = identify(table, arrow)
+    has_iteration = "iteration" in arrow.column_names
+    iterations = arrow["iteration"].to_pylist() if has_iteration else [None] * len(ids)
+    return Batch(table, arrow, ids, hashes, iterations)
+
+
+def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> list[int]:
+    """Return the numbers of the rows that must be written: the first of each new place.
+
+    Args:
+        batch: the rows.
+        committed: the events among them that are in the log already.
+        closed: the last closed iteration, -1 for none.
+
+    Raises:
+        ConflictError: a derived row has the place of another one and another content.
+        ClosedIterationError: a new row belongs to a closed iteration.
+    """
+    first = {event_id: event.content_sha256 for event_id, event in committed.items()}
+    fresh = []
+    for number, (event_id, content) in enumerate(zip(batch.ids, batch.hashes, strict=True)):
+        if event_id not in first:
+            _check_open(batch, number, closed)
+            first[event_id] = content
+            fresh.append(number)
+        elif first[event_id] != content and batch.table.nature == "derived":
+            where = committed[event_id].path if event_id in committed else "the same append"
+            raise ConflictError(
+                f"row {number} of `{batch.table.name}` at {_place(batch, number)}: `{event_id}` is "
+                f"in {where} with content {first[event_id]}, came {content}. The same computation "
+                "gave another result: keep the committed one, or record the new one as another "
+                "place (a new scorer version or attempt)"
+            )
+    return fresh
+
+
+def _check_open(batch: Batch, number: int, closed: int) -> None:
+    iteration = batch.iterations[number]
+    if iteration is not None and iteration <= closed:
+        raise ClosedIterationError(
+            f"row {number} of `{batch.table.name}` at {_place(batch, number)}: expected an "
+            f"iteration after {closed}, which is closed; a closed iteration takes no new events"
+        )
+
+
+def _place(batch: Batch, number: int) -> dict[str, object]:
+    row: dict[str, object] = batch.rows.slice(number, 1).to_pylist()[0]
+    return {name: row[name] for name in batch.table.place_columns}

@@ -1,0 +1,69 @@
+"""What may be asked at the console: one SELECT that reads the store and touches nothing else.
+
+Invariant: a query is judged by its parse tree, not by its words. DuckDB calls a statement a SELECT
+although a `WITH` in it copies to a file, and a function may run SQL that is hidden in a text; so
+every query node and every table function must be one of those known to be harmless.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+
+from storage.errors import QueryError
+from storage.schemas import TABLES
+from storage.views import VIEWS
+
+_QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+_TABLE_FUNCTIONS = {
+    *TABLES,
+    *VIEWS,
+    "unnest",
+    "range",
+    "generate_series",
+    "json_each",
+    "json_tree",
+    "duckdb_columns",
+    "duckdb_views",
+}
+
+
+def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `QueryError` unless `query` is exactly one SELECT that can only read."""
+    [[answer]] = connection.execute(
+        "select json_serialize_sql($query)", {"query": query}
+    ).fetchall()
+    parsed = json.loads(answer)
+    if parsed["error"]:
+        if parsed["error_type"] == "parser":
+            raise QueryError(f"the query has a syntax error: {parsed['error_message']}")
+        raise QueryError("expected one SELECT, came another kind of statement; nothing was run")
+    if len(parsed["statements"]) != 1:
+        raise QueryError(f"expected one SELECT, came {len(parsed['statements'])}; nothing was run")
+    for node in _nodes(parsed):
+        kind = node.get("type")
+        if isinstance(kind, str) and kind.endswith("_NODE") and kind not in _QUERY_NODES:
+            raise QueryError(f"expected a SELECT that only reads, came a {kind}; nothing was run")
+        if kind == "TABLE_FUNCTION":
+            _check_function(node["function"]["function_name"])
+
+
+def _check_function(name: str) -> None:
+    if name.lower() not in _TABLE_FUNCTIONS:
+        raise QueryError(
+            f"`{name}(...)` cannot be asked here; expected one of the store's tables and views "
+            f"({', '.join((*TABLES, *VIEWS))}) or unnest, range, generate_series, json_each"
+        )
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in the parse tree."""
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)

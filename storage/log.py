@@ -1,0 +1,157 @@
+"""The numbered commits of a store: finding the head, and taking the next number.
+
+Invariant: commit n+1 exists only after commit n, names its hash, and never changes; whoever links
+the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
+and the commits after it, never the whole log.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+from storage.commits import (
+    FOLDER,
+    Commit,
+    Draft,
+    Head,
+    commit_path,
+    decode,
+    decode_body,
+    encode,
+    seal,
+)
+from storage.errors import DamagedError, StorageError
+from storage.files import Files
+from storage.state import State, checkpoint_state, encode_checkpoint, fold
+
+CHECKPOINT_FOLDER = "_checkpoints"
+CHECKPOINT_EVERY = 100  # commits
+
+_logger = logging.getLogger(__name__)
+
+
+class Log:
+    """The commits below `files`, with the state of the newest one seen kept in memory."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._lock = threading.RLock()
+        self._state: State | None = None
+
+    def refresh(self) -> State:
+        """Return the state as of the newest commit.
+
+        Raises:
+            DamagedError: a commit is missing, altered or out of place.
+            NewerSchemaError: a commit was written by a newer version.
+        """
+        with self._lock:
+            if self._state is None:
+                self._state = self._open()
+            else:
+                self._state = self._forward(self._state)
+            return self._state
+
+    def read(self, number: int) -> Commit | None:
+        """Return commit `number`, or None when there is none."""
+        path = commit_path(number)
+        try:
+            return decode(self._files.read(path), path)
+        except FileNotFoundError:
+            return None
+
+    def append(self, draft: Draft, check: Callable[[State], None]) -> Commit:
+        """Commit `draft` as the next number.
+
+        Args:
+            draft: what to commit; its segments and artifacts are durable already.
+            check: raises when `draft` must not follow the state it is given; called again each
+                time another writer was faster.
+        """
+        with self._lock:
+            while True:
+                state = self.refresh()
+                check(state)
+                commit = seal(draft, state.head)
+                try:
+                    self._files.publish(commit_path(commit.number), encode(commit))
+                except FileExistsError:
+                    winner = self.read(commit.number)
+                    if winner is None or winner.draft.nonce != draft.nonce:
+                        continue
+                self._state = fold(state, [commit])
+                self._write_checkpoint(self._state)
+                return commit
+
+    def newest_number(self) -> int:
+        """Return the highest commit number that has a file."""
+        return max(_numbers(self._files.names(FOLDER)), default=0)
+
+    def checkpoints(self) -> list[int]:
+        """Return the numbers that have a checkpoint, newest first."""
+        return sorted(_numbers(self._files.names(CHECKPOINT_FOLDER)), reverse=True)
+
+    def checkpoint(self, number: int) -> State | None:
+        """Return the state written down at `number`; None when the file cannot be believed."""
+        path = checkpoint_path(number)
+        try:
+            state = checkpoint_state(decode_body(self._files.read(path), path))
+        except (StorageError, FileNotFoundError, KeyError, TypeError):
+            return None
+        return state if state.head.number == number else None
+
+    def _open(self) -> State:
+        candidates = self.checkpoints()  # listed first: each has its commit in the next listing
+        newest = self.newest_number()
+        state = self._forward(self._start(candidates))
+        if state.head.number < newest:
+            raise DamagedError(
+                f"commit {state.head.number + 1} is missing although commit {newest} exists; "
+                f"restore `{self._files.root / commit_path(state.head.number + 1)}` from a backup"
+            )
+        return state
+
+    def _start(self, candidates: list[int]) -> State:
+        for number in candidates:
+            state = self.checkpoint(number)
+            if state is None:
+                continue
+            commit = self.read(number)
+            if commit is None:
+                raise DamagedError(
+                    f"commit {number} is missing although a checkpoint was taken after it; restore "
+                    f"`{self._files.root / commit_path(number)}` from a backup"
+                )
+            if Head(commit.number, commit.sha256) == state.head:
+                return state
+        return State()
+
+    def _forward(self, state: State) -> State:
+        commits = list(self._after(state.head.number))
+        return fold(state, commits) if commits else state
+
+    def _after(self, number: int) -> Iterator[Commit]:
+        while (commit := self.read(number + 1)) is not None:
+            yield commit
+            number += 1
+
+    def _write_checkpoint(self, state: State) -> None:
+        if state.head.number % CHECKPOINT_EVERY:
+            return
+        path = checkpoint_path(state.head.number)
+        try:
+            self._files.publish(path, encode_checkpoint(state))
+        except FileExistsError:
+            pass
+        except (StorageError, OSError) as error:  # the commit stands; the next one is written later
+            _logger.warning("checkpoint `%s` was not written: %s", path, error)
+
+
+def checkpoint_path(number: int) -> str:
+    """Return the path of the checkpoint taken after commit `number`."""
+    return f"{CHECKPOINT_FOLDER}/{number:020d}.json"
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.json", name)]

@@ -1,0 +1,414 @@
+"""Every table and column of the event log, in one place.
+
+Invariant: a stored row is read for ever with the meaning written here. A column is never renamed,
+retyped or given another meaning; a change is a new column and a new `version` of its table.
+
+Place identity: `event_id = prefix + first 128 bits of sha256(table, place)`; the place is the
+canonical JSON of the columns marked `place=True`, in the order of declaration. `content_sha256` is
+the first 128 bits of the sha256 over all remaining facts; columns marked `timing=True` are not
+facts.
+
+An `observed` row is not bit-reproducible (a sampled completion): the first commit of a place wins.
+A `derived` row is a function of committed rows: the same place with another content is a conflict.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # loaded only when a segment is read or written: a query by SQL needs none of it
+    import pyarrow as pa
+
+FORMAT_VERSION = 1  # of the store as a whole: commits, segments, folder layout
+
+Nature = Literal["observed", "derived"]
+
+TypeName = Literal[
+    "text", "int32", "int64", "float64", "bool", "moment", "list of int32", "list of float32"
+]
+TEXT: TypeName = "text"  # UTF-8
+INT: TypeName = "int32"
+LONG: TypeName = "int64"
+REAL: TypeName = "float64"
+TRUTH: TypeName = "bool"
+MOMENT: TypeName = "moment"  # microseconds, UTC
+INTS: TypeName = "list of int32"
+FLOATS: TypeName = "list of float32"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its type, one sentence on what it holds, and its part in the identity."""
+
+    name: str
+    type: TypeName
+    doc: str
+    place: bool = False
+    timing: bool = False
+    nullable: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a value is a list of numbers."""
+        return self.type in (INTS, FLOATS)
+
+    @property
+    def arrow_field(self) -> "pa.Field":
+        """The column as Arrow and Parquet know it."""
+        import pyarrow as pa
+
+        arrow_type = {
+            TEXT: pa.string(),
+            INT: pa.int32(),
+            LONG: pa.int64(),
+            REAL: pa.float64(),
+            TRUTH: pa.bool_(),
+            MOMENT: pa.timestamp("us", tz="UTC"),
+            INTS: pa.list_(pa.int32()),
+            FLOATS: pa.list_(pa.float32()),
+        }[self.type]
+        return pa.field(self.name, arrow_type, nullable=self.nullable)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of past-tense facts; `prefix` opens its event ids, `nature` decides conflicts."""
+
+    name: str
+    prefix: str
+    nature: Nature
+    doc: str
+    columns: tuple[Column, ...]
+    version: int = 1
+    rows_per_group: int = 16_384
+
+    @property
+    def place_columns(self) -> tuple[str, ...]:
+        """Names of the columns that make up the place, in order."""
+        return tuple(c.name for c in self.columns if c.place)
+
+    @property
+    def content_columns(self) -> tuple[str, ...]:
+        """Names of the columns that are facts about the place."""
+        return tuple(c.name for c in self.columns if not c.place and not c.timing)
+
+    @property
+    def arrow_schema(self) -> "pa.Schema":
+        """The explicit schema every segment of this table is written with."""
+        import pyarrow as pa
+
+        return pa.schema([c.arrow_field for c in self.all_columns])
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The common columns followed by the table's own."""
+        return COMMON + self.columns
+
+
+COMMON = (
+    Column("event_id", TEXT, "Identity of the event: hash of its table and place."),
+    Column("content_sha256", TEXT, "First 128 bits of the sha256 of its facts, timings left out."),
+    Column("epoch", INT, "Epoch of the writer that appended it; a resumed run has a higher one."),
+    Column("recorded_at", MOMENT, "When the writer appended it (UTC)."),
+)
+
+_RUN = Column("run_id", TEXT, "The stream that wrote the event: a run.", place=True)
+_ITERATION = Column("iteration", INT, "Iteration of the run; 0 is before any learning.", place=True)
+
+RUNS = Table(
+    "runs",
+    "ru",
+    "observed",
+    "A run was opened for writing, or came to its end.",
+    (
+        _RUN,
+        Column("run_epoch", INT, "The epoch this row opens or ends.", place=True),
+        Column("what", TEXT, "opened, finished, interrupted or failed.", place=True),
+        Column("config_json", TEXT, "The resolved configuration, as JSON."),
+        Column("seed_root", LONG, "Root of every seed of the run; inherited by forks."),
+        Column("planned_iterations", INT, "Iterations the configuration asks for."),
+        Column("code_version", TEXT, "Version of rrl, with the commit where known."),
+        Column("packages_json", TEXT, "Versions of the packages the run depends on, as JSON."),
+        Column("reason", TEXT, "Why the run ended; empty when opened.", nullable=True),
+        Column(
+            "elapsed_s", REAL, "Seconds since this epoch was opened.", timing=True, nullable=True
+        ),
+    ),
+)
+
+PROMPTS = Table(
+    "prompts",
+    "pr",
+    "derived",
+    "A prompt was first used by a run.",
+    (
+        _RUN,
+        Column("prompt_id", TEXT, "Stable id: hash of task, split and content.", place=True),
+        Column("task", TEXT, "Name of the task."),
+        Column("split", TEXT, "train or eval."),
+        Column("messages_json", TEXT, "Chat messages as JSON: a list of {role, content}."),
+        Column("answer", TEXT, "Reference answer; NULL where the task has none.", nullable=True),
+        Column("difficulty", TEXT, "Difficulty bucket of the task."),
+        Column("meta_json", TEXT, "What else the task says about the prompt, as JSON."),
+    ),
+)
+
+ROLLOUTS = Table(
+    "rollouts",
+    "ro",
+    "observed",
+    "A completion was sampled.",
+    (
+        _RUN,
+        _ITERATION,
+        Column(
+            "role",
+            TEXT,
+            "attempt, evaluation; later review, second_attempt, continuation, "
+            "retry, control, imported.",
+            place=True,
+        ),
+        Column("prompt_id", TEXT, "The prompt.", place=True),
+        Column("sample_index", INT, "Index within its group.", place=True),
+        Column(
+            "parent_id", TEXT, "Event this one continues or answers; empty if none.", place=True
+        ),
+        Column("attempt", INT, "0, or the number of failed tries before this one.", place=True),
+        Column("group_id", TEXT, "Rollouts compared with each other share it."),
+        Column("policy_version", INT, "Version of the policy the engine call used."),
+        Column("policy_digest", TEXT, "Digest of that policy: base and adapter."),
+        Column("num_prompt_tokens", INT, "Tokens given to the engine, prefix included."),
+        Column("prefix_tokens", INT, "Given tokens that belong to the response, not the prompt."),
+        Column("num_completion_tokens", INT, "Tokens sampled."),
+        Column("finish_reason", TEXT, "stop, length or error."),
+        Column("status", TEXT, "ok, or error: nothing was sampled."),
+        Column("error", TEXT, "What went wrong, when status is error.", nullable=True),
+        Column("completion", TEXT, "Text for people; the token ids are the truth."),
+        Column("temperature", REAL, "Sampling temperature; 0 is greedy."),
+        Column("top_p", REAL, "Nucleus mass kept; 1 keeps all."),
+        Column("top_k", INT, "Tokens kept; 0 keeps all."),
+        Column("max_tokens", INT, "Limit on the sampled tokens."),
+        Column("seed", LONG, "Seed of this sample, derived from the run's root and its place."),
+        Column("engine", TEXT, "vllm, transformers or fake."),
+        Column("sync", TEXT, "How the engine got its weights: lora, merged or shared."),
+        Column("logprob_mode", TEXT, "processed (tempered, full distribution), or none."),
+        Column("batch_key", TEXT, "Sampler batch it was generated in."),
+        Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
+    ),
+)
+
+ROLLOUT_TOKENS = Table(
+    "rollout_tokens",
+    "rt",
+    "observed",
+    "The token ids and sampler log-probs of a rollout.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
+        Column("prompt_ids", INTS, "Token ids given to the engine."),
+        Column("completion_ids", INTS, "Token ids sampled."),
+        Column(
+            "sampler_logprobs",
+            FLOATS,
+            "Natural-log probability of each sampled "
+            "token under the sampler; NULL where the engine gave none.",
+            nullable=True,
+        ),
+        Column("logprobs_reason", TEXT, "Why `sampler_logprobs` is NULL.", nullable=True),
+    ),
+    rows_per_group=512,
+)
+
+SCORES = Table(
+    "scores",
+    "sc",
+    "derived",
+    "A scorer judged a rollout.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("target_id", TEXT, "Event that was judged: `rollouts.event_id`.", place=True),
+        Column("scorer", TEXT, "Name of the scorer.", place=True),
+        Column("scorer_version", TEXT, "Version of the scorer.", place=True),
+        Column("attempt", INT, "0, or the number of time-outs before this judgement.", place=True),
+        Column("target_kind", TEXT, "rollout; later state."),
+        Column("kind", TEXT, "reward; later value, judge."),
+        Column("value", REAL, "The judgement; NULL unless status is ok; never NaN.", nullable=True),
+        Column("status", TEXT, "ok, timeout, unscorable or scorer_error."),
+        Column("components_json", TEXT, "Parts of the value by name, as JSON."),
+        Column("feedback", TEXT, "What a reader may learn from the judgement; never the answer."),
+        Column("elapsed_ms", REAL, "Milliseconds the judgement took.", timing=True),
+    ),
+)
+
+REPLAYS = Table(
+    "replays",
+    "rp",
+    "derived",
+    "A sample was planned into an optimizer step.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("step", INT, "Optimizer step within the iteration, from 0.", place=True),
+        Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
+        Column("batch_id", TEXT, "Hash of the step's rollout ids, in order."),
+        Column("position", INT, "Position in the step's batch."),
+        Column("unit", TEXT, "fresh; later state, trajectory, prompt."),
+        Column("source_run_id", TEXT, "Run the rollout comes from."),
+        Column("group_id", TEXT, "Group its advantage was computed in."),
+        Column("score_id", TEXT, "`scores.event_id` it was chosen under.", nullable=True),
+        Column("reward", REAL, "That score's value.", nullable=True),
+        Column("advantage", REAL, "Advantage it enters the loss with."),
+        Column(
+            "priority", REAL, "Priority it was picked with; NULL for fresh rollouts.", nullable=True
+        ),
+        Column(
+            "probability", REAL, "Probability of its pick; NULL for fresh rollouts.", nullable=True
+        ),
+        Column("pick_kind", TEXT, "fresh; later prioritised, uniform."),
+        Column("age", INT, "Policy versions between its sampling and this step's iteration."),
+    ),
+)
+
+LEARNED_SAMPLES = Table(
+    "learned_samples",
+    "ls",
+    "derived",
+    "A sample entered an optimizer step that was taken.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("step", INT, "Optimizer step within the iteration.", place=True),
+        Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
+        Column("num_loss_tokens", INT, "Tokens it was trained on; 0 means it left the loss."),
+        Column(
+            "policy_logprob_mean",
+            REAL,
+            "Mean log-prob under the policy before the step.",
+            nullable=True,
+        ),
+        Column("mismatch_mean", REAL, "Mean |trainer - sampler| log-prob.", nullable=True),
+        Column("mismatch_max", REAL, "Largest |trainer - sampler| log-prob.", nullable=True),
+        Column("importance_mean", REAL, "Mean sampler-correction weight.", nullable=True),
+        Column("ratio_mean", REAL, "Mean importance ratio policy/old.", nullable=True),
+        Column("frac_clipped", REAL, "Fraction of its tokens at the clip.", nullable=True),
+        Column(
+            "frac_truncated", REAL, "Fraction of its correction weights truncated.", nullable=True
+        ),
+        Column("kl_mean", REAL, "Mean k3 estimate of KL to the reference.", nullable=True),
+        Column("entropy_mean", REAL, "Mean entropy in nats.", nullable=True),
+    ),
+)
+
+UPDATES = Table(
+    "updates",
+    "up",
+    "derived",
+    "An optimizer step was taken.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("step", INT, "Optimizer step within the iteration.", place=True),
+        Column("batch_id", TEXT, "`replays.batch_id` of what it learned from."),
+        Column("algorithm", TEXT, "Name of the objective."),
+        Column("loss", REAL, "Total loss."),
+        Column("policy_loss", REAL, "Its policy term."),
+        Column("kl_loss", REAL, "Its KL term, weighted."),
+        Column("grad_norm", REAL, "Norm of the gradient before clipping."),
+        Column("learning_rate", REAL, "Learning rate of the step."),
+        Column("num_sequences", INT, "Sequences in the step."),
+        Column("num_loss_tokens", LONG, "Tokens trained on."),
+        Column("is_skipped", TRUTH, "True when no sequence had an advantage: no step was taken."),
+        Column("metrics_json", TEXT, "Further metrics of the step, as JSON."),
+        Column("learn_s", REAL, "Seconds the step took.", timing=True),
+    ),
+)
+
+POLICIES = Table(
+    "policies",
+    "po",
+    "derived",
+    "A policy was published.",
+    (
+        _RUN,
+        Column("policy_version", INT, "0 is the start policy.", place=True),
+        Column("iteration", INT, "Iteration that published it."),
+        Column("base_digest", TEXT, "Digest of the base model's weights."),
+        Column("adapter_digest", TEXT, "Digest of the adapter's weights."),
+        Column("policy_digest", TEXT, "Digest of both."),
+        Column("adapter_artifact", TEXT, "Artifact with the adapter."),
+        Column("optimizer_artifact", TEXT, "Artifact with the optimizer's state.", nullable=True),
+    ),
+)
+
+VIEWS_PINNED = Table(
+    "views_pinned",
+    "vp",
+    "observed",
+    "An iteration fixed the commit it reads history as of.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("as_of", LONG, "Number of the newest commit the iteration may read."),
+        Column("as_of_sha256", TEXT, "Hash of that commit."),
+        Column("scorer_versions_json", TEXT, "Scorer versions it uses, as JSON {scorer: version}."),
+    ),
+)
+
+EVALUATIONS = Table(
+    "evaluations",
+    "ev",
+    "derived",
+    "A policy was evaluated.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("name", TEXT, "Name of the evaluation.", place=True),
+        Column("scorer", TEXT, "Scorer that judged it.", place=True),
+        Column("scorer_version", TEXT, "Its version.", place=True),
+        Column("policy_version", INT, "Policy that was evaluated."),
+        Column("num_prompts", INT, "Prompts with a score."),
+        Column("num_unscored", INT, "Prompts without one."),
+        Column("mean_score", REAL, "Mean score.", nullable=True),
+        Column("ci_low", REAL, "Lower end of the 95 % interval.", nullable=True),
+        Column("ci_high", REAL, "Upper end of the 95 % interval.", nullable=True),
+        Column("mean_completion_tokens", REAL, "Mean sampled tokens.", nullable=True),
+        Column("temperature", REAL, "Sampling temperature; 0 is greedy."),
+    ),
+)
+
+FAILURES = Table(
+    "failures",
+    "fa",
+    "observed",
+    "Something went wrong and was survived.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("phase", TEXT, "generate, score, learn, evaluate or track.", place=True),
+        Column(
+            "subject", TEXT, "What failed: an event id, a batch key or a component.", place=True
+        ),
+        Column("attempt", INT, "0, or the number of earlier failures of this subject.", place=True),
+        Column("kind", TEXT, "Short name of the failure."),
+        Column("message", TEXT, "What was expected, what came, what to do."),
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    t.name: t
+    for t in (
+        RUNS,
+        PROMPTS,
+        ROLLOUTS,
+        ROLLOUT_TOKENS,
+        SCORES,
+        REPLAYS,
+        LEARNED_SAMPLES,
+        UPDATES,
+        POLICIES,
+        VIEWS_PINNED,
+        EVALUATIONS,
+        FAILURES,
+    )
+}

@@ -1,0 +1,238 @@
+"""A store: a folder with the log of everything that happened, and questions to it.
+
+Invariant: what a reader is told `as of N` never changes, whatever is appended later.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage import commits
+from storage.artifacts import ArtifactStore
+from storage.commits import Head
+from storage.errors import DamagedError, QueryError, StoreNotFoundError
+from storage.files import Files
+from storage.identity import find_table
+from storage.integrity import damage, read_checked
+from storage.log import Log
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from storage.views import Views
+    from storage.writer import StreamWriter
+
+
+def open_store(path: str | Path, create: bool = False) -> "Store":
+    """Return the store at `path`; nothing of its log is read yet.
+
+    Args:
+        path: the folder.
+        create: make an empty store where there is no folder, or an empty one.
+
+    Raises:
+        StoreNotFoundError: there is no store, and `create` is off or something else is there.
+    """
+    files = Files(Path(path).absolute())
+    if (files.root / commits.FOLDER).is_dir():
+        return Store(files)
+    if not create:
+        raise StoreNotFoundError(
+            f"expected a store in `{files.root}`, found none; name another folder with --store, or "
+            "create it with `rrl init`"
+        )
+    if files.root.exists() and any(files.root.iterdir()):
+        raise StoreNotFoundError(
+            f"expected an empty folder to create a store in, but `{files.root}` holds other files; "
+            "name another folder with --store"
+        )
+    files.create_root()
+    files.make_folder(commits.FOLDER)
+    return Store(files)
+
+
+class Store:
+    """A store on the local disk; made by `storage.open`."""
+
+    def __init__(self, files: Files) -> None:
+        self.path = files.root
+        self.artifacts = ArtifactStore(files)
+        self.files = files
+        self.log = Log(files)
+        self._lock = threading.Lock()
+        self._views: tuple[Any, Views] | None = None
+        self._whole: set[str] = set()  # segments whose size and footer were checked
+        self._checked: set[str] = set()  # segments whose hash was checked
+
+    def head(self) -> Head:
+        """Return number and hash of the newest commit."""
+        return self.log.refresh().head
+
+    def open_stream(self, run_id: str, opened: Mapping[str, Any]) -> "StreamWriter":
+        """Start the next epoch of a run and return its writer; earlier writers are superseded.
+
+        Args:
+            run_id: the run; any text that has a UTF-8 form.
+            opened: the columns of `runs` except run_id, run_epoch and what.
+        """
+        from storage.writer import open_stream
+
+        return open_stream(self.files, self.log, run_id, opened)
+
+    def sql(
+        self,
+        query: str,
+        params: Mapping[str, Any] | None = None,
+        as_of: int | None = None,
+        allow_damaged: bool = False,
+    ) -> "duckdb.DuckDBPyRelation":
+        """Answer a query over the tables and views, and hold the answer in memory.
+
+        `select count(*) from rollouts` reads as of `as_of`, `from rollouts(17)` as of commit 17.
+
+        Args:
+            query: one SQL statement, with `$name` for parameters.
+            params: values of the parameters.
+            as_of: commit number; None is the newest.
+            allow_damaged: leave out the segments that `damaged` names, and check no hashes.
+
+        Returns:
+            a relation: `.pl()` for Polars, `.fetchall()` for tuples, `.columns` for names.
+
+        Raises:
+            QueryError: the query is wrong, or `as_of` is no commit.
+            DamagedError: a segment the query may read is missing or was changed.
+        """
+        import duckdb
+
+        from storage.views import names_in
+
+        number = self.number(as_of)
+        names = names_in(query)
+        if not allow_damaged:
+            self.check_whole()
+            self._check_hashes(names)
+        connection = self._connection(number, names, allow_damaged)
+        try:
+            relation = connection.sql(query, params=dict(params or {}))
+            if relation is None:
+                raise QueryError(f"expected a query that has an answer, came {query!r}")
+            return relation.materialize()
+        except duckdb.Error as error:
+            self._whole.clear()
+            if not allow_damaged:
+                self.check_whole()
+            raise QueryError(f"the query failed: {error}") from error
+
+    def read(
+        self,
+        table: str,
+        *,
+        run_id: str | None = None,
+        iteration: int | None = None,
+        event_ids: Iterable[str] | None = None,
+        as_of: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a table in the order they were committed.
+
+        Args:
+            table: its name.
+            run_id: only rows of this run.
+            iteration: only rows of this iteration.
+            event_ids: only these events.
+            as_of: commit number; None is the newest.
+
+        Raises:
+            DamagedError: a segment that may hold such rows is missing or was changed.
+        """
+        from storage.reading import read_rows
+
+        number = self.number(as_of)
+        live = self.log.refresh().segments.values()
+        return read_rows(
+            self.files,
+            [s for s in live if s.table == table and s.commit <= number],
+            find_table(table),
+            run_id=run_id,
+            iteration=iteration,
+            event_ids=None if event_ids is None else set(event_ids),
+        )
+
+    def view(
+        self,
+        name: str,
+        *,
+        run_id: str | None = None,
+        iteration: int | None = None,
+        as_of: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a view, in the view's order.
+
+        Args:
+            name: of the view, e.g. "training_history".
+            run_id: only rows of this run.
+            iteration: only rows of this iteration.
+            as_of: commit number; None is the newest.
+        """
+        from storage.views import VIEWS
+
+        if name not in VIEWS:
+            raise QueryError(f"expected one of the views {', '.join(VIEWS)}; came `{name}`")
+        filters = {"run_id": run_id, "iteration": iteration}
+        used = {column: value for column, value in filters.items() if value is not None}
+        condition = " and ".join(f"{column} = ${column}" for column in used) or "true"
+        query = f"select * from {name} where {condition}"  # noqa: S608 - names from this package
+        relation = self.sql(query, used, as_of)
+        return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+    def number(self, as_of: int | None) -> int:
+        """Return `as_of`, or the newest commit for None; refuse numbers that are no commit."""
+        newest = self.head().number
+        if as_of is not None and not 0 <= as_of <= newest:
+            raise QueryError(f"as_of: expected a commit from 0 to {newest}, came {as_of}")
+        return newest if as_of is None else as_of
+
+    def damaged(self) -> dict[str, str]:
+        """Return what is wrong with live segments, by path, as far as size and footer show it."""
+        found = {}
+        for segment in self.log.refresh().segments.values():
+            if segment.path in self._whole:
+                continue
+            if (wrong := damage(self.path, segment)) is None:
+                self._whole.add(segment.path)
+            else:
+                found[segment.path] = wrong
+        return found
+
+    def check_whole(self) -> None:
+        """Raise `DamagedError` naming every live segment that is missing or cut."""
+        if found := self.damaged():
+            listed = "; ".join(f"`{self.path / path}` {wrong}" for path, wrong in found.items())
+            raise DamagedError(
+                f"{len(found)} segments are damaged: {listed}. Restore them from a backup, or look "
+                "at the rest with `--allow-damaged`"
+            )
+
+    def _check_hashes(self, tables: list[str]) -> None:
+        for segment in self.log.refresh().segments.values():
+            if segment.table in tables and segment.path not in self._checked:
+                read_checked(self.files, segment)
+                self._checked.add(segment.path)
+
+    def _connection(
+        self, number: int, names: list[str], allow_damaged: bool
+    ) -> "duckdb.DuckDBPyConnection":
+        """Return a cursor that knows `names` as of `number`; it lives as long as the head."""
+        from storage.views import Views
+
+        with self._lock:
+            state = self.log.refresh()
+            key = (state.head, number, allow_damaged)
+            if self._views is None or self._views[0] != key:
+                without = self.damaged() if allow_damaged else {}
+                live = [s for s in state.segments.values() if s.path not in without]
+                self._views = key, Views(self.path, live, number)
+            views = self._views[1]
+            views.define(names)
+            return views.connection.cursor()

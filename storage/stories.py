@@ -1,0 +1,68 @@
+"""Everything the log says about one event."""
+
+from typing import Any
+
+from storage.errors import QueryError
+from storage.schemas import TABLES
+from storage.store import Store
+
+Rows = list[dict[str, Any]]
+
+_REFERENCES = ("rollout_id", "target_id", "parent_id", "score_id")
+_RUN_TABLES = ("run_overview", "runs", "training_history", "evaluations", "failures")
+_MAX_CANDIDATES = 5
+
+
+def story(store: Store, event_id: str, allow_damaged: bool = False) -> dict[str, Rows]:
+    """Return the rows about one event by table: itself and all that name it; or those of a run.
+
+    Args:
+        store: what to ask.
+        event_id: an event id or a run id, or the beginning of one that no other shares.
+        allow_damaged: tell what is left when segments are missing or cut.
+
+    Raises:
+        QueryError: nothing, or more than one thing, begins like that.
+    """
+    teller = _Teller(store, allow_damaged)
+    found = teller.beginning(event_id)
+    if len(found) != 1:
+        raise QueryError(
+            f"expected the id of an event or a run, or the beginning of just one; {event_id!r} "
+            f"begins {', '.join(name for _, name in found) or 'none'}. `rrl runs` lists the runs"
+        )
+    [(kind, name)] = found
+    rows = teller.of_run(name) if kind == "run" else teller.of_event(name)
+    return {table: of_table for table, of_table in rows.items() if of_table}
+
+
+class _Teller:
+    def __init__(self, store: Store, allow_damaged: bool) -> None:
+        self._store = store
+        self._allow_damaged = allow_damaged
+
+    def beginning(self, start: str) -> list[tuple[str, str]]:
+        """Return (event or run, id) of what begins with `start`; an exact match stands alone."""
+        table = next((t.name for t in TABLES.values() if t.prefix == start[:2]), "runs")
+        events = self._ask(table, f"starts_with(event_id, $id) limit {_MAX_CANDIDATES}", start)
+        runs = self._ask("run_overview", "starts_with(run_id, $id)", start)
+        found = [("event", row["event_id"]) for row in events]
+        found += [("run", row["run_id"]) for row in runs]
+        exact = [pair for pair in found if pair[1] == start]
+        return exact or found
+
+    def of_run(self, run_id: str) -> dict[str, Rows]:
+        return {name: self._ask(name, "run_id = $id", run_id) for name in _RUN_TABLES}
+
+    def of_event(self, event_id: str) -> dict[str, Rows]:
+        rows = {}
+        for name, table in TABLES.items():
+            naming = [c.name for c in table.columns if c.name in _REFERENCES]
+            condition = " or ".join(f"{column} = $id" for column in ("event_id", *naming))
+            rows[name] = self._ask(name, condition, event_id)
+        return rows
+
+    def _ask(self, name: str, condition: str, value: str) -> Rows:
+        query = f"select * from {name} where {condition}"  # noqa: S608 - both come from this file
+        relation = self._store.sql(query, {"id": value}, allow_damaged=self._allow_damaged)
+        return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]

@@ -1,0 +1,173 @@
+"""Is the store whole? Checks everything the log promises, and says what does not hold.
+
+Invariant: verification only reads, never stops at the first finding, and trusts nothing: it walks
+the whole log from commit 1 and uses checkpoints only to compare them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from storage import segments
+from storage.artifacts import artifact_path
+from storage.commits import FOLDER, Commit, Head, commit_path
+from storage.errors import DamagedError, StorageError
+from storage.identity import identify
+from storage.integrity import damage
+from storage.log import checkpoint_path
+from storage.schemas import TABLES
+from storage.state import LiveSegment, State, fold
+from storage.store import Store
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    `severity` is "error" when something is lost or changed, "warning" when it is only ignored.
+    """
+
+    severity: str
+    where: str
+    message: str
+
+
+def verify(store: Store, deep: bool = False, anchor: Head | str | None = None) -> list[Finding]:
+    """Return everything that is wrong with a store; an empty list means it is whole.
+
+    Args:
+        store: what to check.
+        deep: read every segment too: hashes, ids and contents of all rows, artifacts in use.
+        anchor: a head known from elsewhere, as `number:sha256` or a Head. Without one, a missing
+            last commit cannot be noticed, as it breaks no chain.
+    """
+    commits: dict[int, Commit] = {}
+    findings = list(_check_commits(store, commits))
+    findings += _check_checkpoints(store, commits)
+    if anchor is not None:
+        findings += _check_anchor(commits, anchor)
+    live = _live_segments(commits)
+    for segment in live:
+        wrong = damage(store.path, segment)
+        if wrong is not None:
+            findings.append(Finding("error", segment.path, wrong))
+    if deep:
+        findings += _check_rows(store, live, {finding.where for finding in findings})
+    return findings
+
+
+def _check_commits(store: Store, commits: dict[int, Commit]) -> Iterator[Finding]:
+    """Fill `commits` with those that can be read, and report the others and breaks in the chain."""
+    for number in range(1, store.log.newest_number() + 1):
+        path = commit_path(number)
+        try:
+            commit = store.log.read(number)
+        except StorageError as error:
+            yield Finding("error", path, str(error))
+            continue
+        if commit is None:
+            yield Finding("error", path, "is missing although later commits exist")
+            continue
+        commits[number] = commit
+        before = commits.get(number - 1)
+        expected = "" if number == 1 else before and before.sha256
+        if commit.number != number or expected not in (None, commit.prev_sha256):
+            yield Finding("error", path, "does not continue the chain of the commit before it")
+    if list(commits) == list(range(1, len(commits) + 1)):
+        try:
+            fold(State(), commits.values())
+        except StorageError as error:
+            yield Finding("error", FOLDER, str(error))
+
+
+def _check_checkpoints(store: Store, commits: dict[int, Commit]) -> Iterator[Finding]:
+    state = State()
+    for number in reversed(store.log.checkpoints()):
+        path = checkpoint_path(number)
+        if number not in commits:
+            yield Finding("error", path, f"was taken after commit {number}, which cannot be read")
+            continue
+        try:
+            between = range(state.head.number + 1, number + 1)
+            state = fold(state, [commits[n] for n in between])
+        except (StorageError, KeyError):
+            return  # the log itself is damaged, which is reported already
+        if store.log.checkpoint(number) != state:
+            yield Finding("warning", path, "is not what the log says; it is ignored, delete it")
+
+
+def _check_anchor(commits: dict[int, Commit], anchor: Head | str) -> Iterator[Finding]:
+    if isinstance(anchor, str):
+        number, _, sha256 = anchor.partition(":")
+        if not (number.isdecimal() and sha256):
+            raise StorageError(f"anchor: expected NUMBER:SHA256, came {anchor!r}")
+        anchor = Head(int(number), sha256)
+    commit = commits.get(anchor.number)
+    if anchor.number == 0:
+        return
+    if commit is None:
+        newest = max(commits, default=0)
+        yield Finding(
+            "error",
+            commit_path(anchor.number),
+            f"is missing: the head was commit {anchor.number} once, the newest is now {newest}",
+        )
+    elif commit.sha256 != anchor.sha256:
+        yield Finding(
+            "error",
+            commit_path(anchor.number),
+            f"has the hash {commit.sha256}, it was {anchor.sha256} once: the history was rewritten",
+        )
+
+
+def _live_segments(commits: dict[int, Commit]) -> list[LiveSegment]:
+    live: dict[str, LiveSegment] = {}
+    for number, commit in commits.items():
+        for path in commit.draft.removed:
+            live.pop(path, None)
+        for segment in commit.draft.added:
+            live[segment.path] = LiveSegment(
+                **vars(segment), commit=number, run_id=commit.draft.run_id
+            )
+    return list(live.values())
+
+
+def _check_rows(store: Store, live: list[LiveSegment], known: set[str]) -> Iterator[Finding]:
+    """Read every segment that is not yet reported and check its rows."""
+    seen: dict[str, str] = {}
+    for segment in live:
+        if segment.path in known:
+            continue
+        try:
+            rows = segments.read(store.files, segment)
+        except DamagedError as error:
+            yield Finding("error", segment.path, str(error))
+            continue
+        stored = rows.column("event_id").to_pylist()
+        ids, contents = identify(TABLES[segment.table], rows)
+        for event_id in stored:
+            if event_id in seen:
+                message = f"`{event_id}` is in {seen[event_id]} too"
+                yield Finding("error", segment.path, message)
+            seen[event_id] = segment.path
+        if ids != stored or set(rows.column("run_id").to_pylist()) != {segment.run_id}:
+            yield Finding("error", segment.path, "has event ids that do not fit their places")
+        if contents != rows.column("content_sha256").to_pylist():
+            yield Finding("error", segment.path, "has rows that do not fit their content hashes")
+        if len(rows) != segment.rows:
+            message = f"has {len(rows)} rows, expected {segment.rows}"
+            yield Finding("error", segment.path, message)
+        if segment.table == "policies":
+            yield from _check_artifacts(store, rows.to_pylist())
+
+
+def _check_artifacts(store: Store, policies: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Check adapters, which are kept for ever, and those optimizer states that were kept."""
+    for policy in policies:
+        optimizer = policy["optimizer_artifact"]
+        is_kept = optimizer is not None and store.artifacts.has(optimizer)
+        for artifact in [policy["adapter_artifact"], *([optimizer] if is_kept else [])]:
+            try:
+                store.artifacts.get(artifact)
+            except StorageError as error:
+                yield Finding("error", artifact_path(artifact), str(error))

@@ -1,0 +1,148 @@
+"""The tables and views of a store, in a DuckDB connection.
+
+Invariant: `as_of` is a predicate on the commit of a row, never a choice of files, so an answer as
+of N stays the same for ever. Every name is a macro with an `as_of` argument and a plain view as of
+the number the connection was opened with. `_commit` and `_row` come from the log, the rest from
+files that are named one by one.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import duckdb
+
+from storage.schemas import TABLES, Table, TypeName
+from storage.state import LiveSegment
+
+VIEWS = (  # in the order of definition: each may use those before it
+    "latest_scores",
+    "reward_scorers",
+    "training_history",
+    "prompt_history",
+    "lost_prompts",
+    "replay_audit",
+    "run_overview",
+)
+_DUCKDB_TYPES: dict[TypeName, str] = {
+    "text": "varchar",
+    "int32": "integer",
+    "int64": "bigint",
+    "float64": "double",
+    "bool": "boolean",
+    "moment": "timestamptz",
+    "list of int32": "integer[]",
+    "list of float32": "float[]",
+}
+_CATALOG = re.compile(r"\b(show|information_schema|(duckdb|pg|sqlite)_\w+)\b", re.IGNORECASE)
+_SETUP = (
+    "set global TimeZone = 'UTC'",
+    "set global python_enable_replacements = false",  # a misspelt table must not find a variable
+    "set global autoinstall_known_extensions = false",
+    "set global autoload_known_extensions = false",
+)
+
+
+class Views:
+    """A connection to the live `segments` below `root`; plain names read as of `as_of`.
+
+    Names are defined when a query first needs them, because each definition costs milliseconds.
+    """
+
+    def __init__(self, root: Path, segments: Iterable[LiveSegment], as_of: int) -> None:
+        self.connection = duckdb.connect(":memory:")
+        self.as_of = as_of
+        self._defined: set[str] = set()
+        self._files: dict[str, list[tuple[str, int]]] = {name: [] for name in TABLES}
+        for segment in sorted(segments, key=lambda s: s.commit):
+            self._files[segment.table].append((str(root / segment.path), segment.commit))
+        for statement in _SETUP:
+            self.connection.execute(statement)
+
+    def define(self, names: Iterable[str]) -> None:
+        """Make `names` known, which must come in the order of definition."""
+        for name in names:
+            if name in self._defined:
+                continue
+            if name in TABLES:
+                select = _table_sql(TABLES[name], self._files[name])
+            else:
+                select = view_sql(name).replace("$as_of", "as_of")
+            plain = f"create view {name} as select * from {name}({self.as_of})"  # noqa: S608
+            self.connection.execute(f"create macro {name}(as_of) as table {select}")
+            self.connection.execute(plain)
+            self._defined.add(name)
+
+    def paths(self) -> list[str]:
+        """Return the files that queries may read."""
+        return [path for of_table in self._files.values() for path, _ in of_table]
+
+
+def names_in(query: str) -> list[str]:
+    """Return the tables and views that `query` may read, directly or through views.
+
+    They come in the order of definition. A query that names none, or asks for the catalog, may read
+    all of them.
+    """
+    everything = [*TABLES, *VIEWS]
+    found = _closure(query)
+    if not found or _CATALOG.search(query):
+        return everything
+    return [name for name in everything if name in found]
+
+
+@cache
+def view_sql(name: str) -> str:
+    """Return the text of a view: one SELECT with the parameter `$as_of`."""
+    return (resources.files("storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def ask_names() -> list[str]:
+    """Return the names of the questions that are suggested after a run."""
+    folder = resources.files("storage") / "sql" / "ask"
+    return sorted(f.name.removesuffix(".sql") for f in folder.iterdir() if f.name.endswith(".sql"))
+
+
+def ask_sql(name: str) -> str:
+    """Return a suggested question as one line; it has the parameter `$run_id`."""
+    lines = view_sql(f"ask/{name}").split("\n")
+    return " ".join(line.strip() for line in lines if line and not line.startswith("--"))
+
+
+def _closure(query: str) -> set[str]:
+    words = set(re.findall(r"\w+", query.lower()))
+    found = words & {*TABLES, *VIEWS}
+    for name in words & set(VIEWS):
+        found |= _closure(re.sub("--.*", "", view_sql(name)))
+    return found
+
+
+def _table_sql(table: Table, files: list[tuple[str, int]]) -> str:
+    """Return the SELECT over all live files of a table, each with its commit.
+
+    Columns are qualified: an unqualified `as_of` would be the argument, not the column.
+    """
+    if not files:
+        nulls = [f"null::{_DUCKDB_TYPES[c.type]} as {c.name}" for c in table.all_columns]
+        positions = "null::bigint as _commit, null::bigint as _row"
+        return f"select {', '.join(nulls)}, {positions} where false"
+    columns = ", ".join(f"stored.{c.name}" for c in table.all_columns)
+    paths = ", ".join(quoted_file(path) for path, _ in files)
+    numbers = ", ".join(str(number) for _, number in files)
+    commit = f"([{numbers}]::bigint[])[stored.file_index::bigint + 1]"
+    return f"""
+        select {columns}, {commit} as _commit, stored.file_row_number as _row
+        from read_parquet([{paths}], file_row_number = true, hive_partitioning = false) as stored
+        where {commit} <= as_of"""  # noqa: S608 - names from `schemas`, files from the log
+
+
+def quoted(text: str) -> str:
+    """Return `text` as an SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted_file(path: str) -> str:
+    """Return a path as an SQL string that names one file, whatever characters it holds."""
+    return quoted("".join(f"[{c}]" if c in "*?[" else c for c in path))

@@ -1,0 +1,92 @@
+"""Runs of the smoke configuration, in this process or in child processes that can be killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage
+from flows.config import RunConfig, load_config
+from flows.progress import Progress
+from flows.train import train
+
+RUN_ID = "smoke-run"
+FINGERPRINTED = ("prompts", "rollouts", "rollout_tokens", "scores", "replays", "learned_samples",
+                 "updates", "policies", "evaluations")  # fmt: skip
+
+
+def smoke_config(*overrides: str) -> RunConfig:
+    return load_config(Path("smoke"), ["tracking.mlflow=false", *overrides])
+
+
+def run_here(store_path: Path, config: RunConfig, run_id: str = RUN_ID) -> storage.Store:
+    """Train in this process without an orchestrator; return the store."""
+    store = storage.open(store_path, create=True)
+    with Progress(quiet=True) as progress:
+        assert train(store, config, run_id, "none", progress) == "finished"
+    return store
+
+
+def fingerprint(store: storage.Store, run_id: str = RUN_ID) -> dict[str, list[tuple[str, str]]]:
+    """Per table the (event id, content hash) of the run's events, sorted.
+
+    `runs` and `views_pinned` are left out: they say in which epoch and at which commit.
+    """
+    return {
+        table: sorted(
+            (r["event_id"], r["content_sha256"]) for r in store.read(table, run_id=run_id)
+        )
+        for table in FINGERPRINTED
+    }
+
+
+def train_command(store_path: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "flows.cli", "train", *arguments, "--orchestrator", "none",
+            "--store", str(store_path)]  # fmt: skip
+
+
+def start_child(store_path: Path, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            train_command(store_path, *arguments), stdout=stream, stderr=stream, env=environment
+        )
+
+
+def num_commits(store_path: Path) -> int:
+    return len(list((store_path / "_log").glob("[0-9]*.json")))
+
+
+def kill_after(
+    child: subprocess.Popen[bytes], store_path: Path, commits: int, delay_s: float
+) -> bool:
+    """Kill -9 the child `delay_s` after the store holds `commits`; False when it ended before."""
+    deadline = time.monotonic() + 240
+    while num_commits(store_path) < commits and child.poll() is None:
+        assert time.monotonic() < deadline, "the child commits nothing"
+        time.sleep(0.002)
+    time.sleep(delay_s)
+    if child.poll() is not None:
+        return False
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    return True
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    """The smoke run, trained once without a break (one thread, like the children)."""
+    path = tmp_path_factory.mktemp("uninterrupted") / "store"
+    log = path.parent / "log.txt"
+    child = start_child(path, log, "smoke", "--run-id", RUN_ID, "--set", "tracking.mlflow=false")
+    assert child.wait(240) == 0, log.read_text()
+    return storage.open(path)
+
+
+Snapshot = Callable[[storage.Store], Any]

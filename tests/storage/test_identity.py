@@ -1,0 +1,129 @@
+"""Ids and content hashes: fixed for ever, and a function of the values alone."""
+
+import hashlib
+
+import pytest
+
+import storage
+from storage.identity import identify
+from storage.rows import to_arrow
+from storage.schemas import TABLES
+from tests.storage.rows import failure, prompt, rollout, tokens, update
+
+PLACE = {
+    "run_id": "r1",
+    "iteration": 0,
+    "role": "attempt",
+    "prompt_id": "p1",
+    "sample_index": 2,
+    "parent_id": "",
+    "attempt": 0,
+}
+
+
+def content(table: str, row: dict) -> str:
+    return identify(TABLES[table], to_arrow(TABLES[table], [{**row, "run_id": "r1"}]))[1][0]
+
+
+def short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def test_event_id_is_the_hash_of_table_and_place():
+    # `printf %s PREIMAGE | sha256sum`, first 32 digits, behind the prefix of the table
+    preimage = (
+        '["rollouts",{"run_id":"r1","iteration":0,"role":"attempt","prompt_id":"p1",'
+        '"sample_index":2,"parent_id":"","attempt":0}]'
+    )
+    assert storage.event_id("rollouts", PLACE) == "ro" + short(preimage)
+    assert storage.event_id("rollouts", PLACE) == "ro6f426a49ef046401bb9117846cfa8548"
+
+
+def test_event_id_ignores_facts_and_the_order_of_keys():
+    shuffled = dict(reversed(list(PLACE.items())))
+    assert storage.event_id("rollouts", {**shuffled, "completion": "x"}) == storage.event_id(
+        "rollouts", PLACE
+    )
+
+
+def test_event_id_of_text_beyond_ascii():
+    # canonical JSON is ASCII: é is \u00e9, and 😀 is its pair of surrogates
+    preimage = '["prompts",{"run_id":"r\\u00e9\\ud83d\\ude00","prompt_id":"p"}]'
+    place = {"run_id": "ré😀", "prompt_id": "p"}
+    assert storage.event_id("prompts", place) == "pr" + short(preimage)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iteration": "0"},
+        {"iteration": True},
+        {"iteration": 0.0},
+        {"prompt_id": None},
+        {"prompt_id": 1},
+        {"prompt_id": "a\ud800"},
+    ],
+)
+def test_event_id_refuses_places_of_another_type(change: dict):
+    with pytest.raises(storage.RowError, match=f"rollouts.{next(iter(change))}"):
+        storage.event_id("rollouts", PLACE | change)
+
+
+def test_event_id_refuses_missing_columns_and_unknown_tables():
+    with pytest.raises(storage.RowError, match=r"rollouts\.role"):
+        storage.event_id("rollouts", {k: v for k, v in PLACE.items() if k != "role"})
+    with pytest.raises(storage.RowError, match="`rollout`"):
+        storage.event_id("rollout", PLACE)
+
+
+def test_content_hash_is_over_the_facts_in_order_without_nulls():
+    # run_id and prompt_id are the place; answer is NULL and left out
+    preimage = (
+        '{"task":"arithmetic","split":"train","messages_json":"[]","difficulty":"easy",'
+        '"meta_json":"{}"}'
+    )
+    assert content("prompts", prompt("p1") | {"answer": None}) == short(preimage)
+
+
+def test_content_hash_of_lists_is_over_their_little_endian_bytes():
+    # int32 1, 2, 3 = 01000000 02000000 03000000; float32 -0.5 = bf000000, -0.25 = be800000
+    prompt_ids = hashlib.sha256(bytes.fromhex("010000000200000003000000")).hexdigest()
+    completion_ids = hashlib.sha256(bytes.fromhex("0400000005000000")).hexdigest()
+    logprobs = hashlib.sha256(bytes.fromhex("000000bf000080be")).hexdigest()
+    preimage = (
+        f'{{"prompt_ids":["int32",3,"{prompt_ids}"],"completion_ids":["int32",2,"{completion_ids}"],'
+        f'"sampler_logprobs":["float",2,"{logprobs}"]}}'
+    )
+    assert content("rollout_tokens", tokens("ro1")) == short(preimage)
+
+
+def test_content_hash_tells_neighbouring_floats_apart():
+    next_float = 0.5000000000000001
+    assert content("updates", update(loss=0.5)) != content("updates", update(loss=next_float))
+    assert content("updates", update(loss=0.0)) != content("updates", update(loss=-0.0))
+
+
+def test_content_hash_takes_an_integer_for_the_same_float():
+    assert content("updates", update(loss=1)) == content("updates", update(loss=1.0))
+
+
+def test_content_hash_leaves_timings_out():
+    slow, fast = rollout(generate_s=9.0), rollout(generate_s=0.1)
+    assert content("rollouts", slow) == content("rollouts", fast)
+
+
+def test_content_hash_does_not_depend_on_the_place():
+    assert content("failures", failure("a")) == content("failures", failure("b"))
+
+
+def test_an_empty_list_is_not_null():
+    empty, null = tokens("ro1", sampler_logprobs=[]), tokens("ro1", sampler_logprobs=None)
+    assert content("rollout_tokens", empty) != content("rollout_tokens", null)
+
+
+def test_rows_have_the_same_identity_alone_and_together():
+    table = TABLES["rollout_tokens"]
+    rows = [tokens(f"ro{i}", completion_ids=[i] * i, run_id="r1") for i in range(4)]
+    together = identify(table, to_arrow(table, rows))
+    alone = [identify(table, to_arrow(table, [row])) for row in rows]
+    assert list(zip(*together, strict=True)) == [(ids[0], hashes[0]) for ids, hashes in alone]

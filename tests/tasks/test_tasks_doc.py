@@ -1,0 +1,44 @@
+"""The examples of docs/tasks.md work as written."""
+
+import doctest
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+from rrl_core.tasks.registry import TASKS, build_task
+
+DOC = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (text,) = re.findall(rf"```{language}\n(.*?)```", DOC, re.DOTALL)
+    return text
+
+
+def test_the_problems_the_config_and_the_reward_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "problems.jsonl").write_text(block("jsonl"))
+    (tmp_path / "my_reward.py").write_text(block("python"))
+
+    params = tomllib.loads(block("toml"))["task"]
+    task = build_task(params.pop("name"), params)
+    prompts = [*task.prompts("train"), *task.prompts("eval")]
+    assert {prompt.answer for prompt in prompts} == {"7", "12", "11"}
+    assert all(prompt.messages[0]["content"].endswith("#### <number>") for prompt in prompts)
+
+    example = doctest.DocTestParser().get_doctest(block("pycon"), {}, "tasks.md", None, None)
+    report: list[str] = []
+    results = doctest.DocTestRunner().run(example, out=report.append)
+    assert results.attempted == 5
+    assert results.failed == 0, "".join(report)
+    del sys.modules["my_reward"]
+
+
+def test_every_task_and_main_parameter_exists():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", DOC, re.MULTILINE)
+    assert [name for name, _ in rows] == list(TASKS)
+    for name, parameters in rows:
+        named = set(re.findall(r"`(\w+)`", parameters))
+        assert named <= set(TASKS[name].settings.model_fields)
