@@ -116,7 +116,7 @@ def time_rrl(config: Any, store_path: Path, orchestrator: Any) -> dict[str, Any]
     store = storage.open(store_path, create=True)
     with open_session(store, run_id, config, Progress(quiet=True)) as session:
         start_s = time.perf_counter() - started
-        _wrap_session(watch, session, tasks)
+        _wrap_session(watch, session)
         orchestrate.run_loop(timed_loop, run_id, orchestrator, store.path)
         tasks.finish(run_id, "finished")
         iterations = range(1, config.run.iterations + 1)
@@ -128,10 +128,11 @@ def time_rrl(config: Any, store_path: Path, orchestrator: Any) -> dict[str, Any]
     return {"start_s": start_s, "laps": laps[2:], "sampled_tokens": tokens}
 
 
-def _wrap_session(watch: Stopwatch, session: Any, tasks: Any) -> None:
+def _wrap_session(watch: Stopwatch, session: Any) -> None:
     """Measure the engine, the scorers, the learner, and every part that is none of them."""
     watch.wrap(type(session.sampler), "generate", SAMPLING)
-    watch.wrap(tasks, "score_one", SCORING)
+    for kind in {type(scorer) for scorer in session.task.scorers}:
+        watch.wrap(kind, "__call__", SCORING)
     for method in ("prepare", "step"):
         watch.wrap(type(session.learner), method, LEARNING)
     parts = (

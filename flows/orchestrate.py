@@ -2,7 +2,10 @@
 
 import functools
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -39,9 +42,11 @@ Loop = Callable[[str, Steps], None]
 def run_loop(loop: Loop, run_id: str, orchestrator: Orchestrator, store_path: Path) -> None:
     """Run `loop` with its steps called directly, or as tasks of one Prefect flow run."""
     if orchestrator == "none":
-        loop(run_id, _make_steps(lambda function: function))
+        with _stop_on_signal(run_id):
+            loop(run_id, _make_steps(lambda function: function))
         return
     _prepare_prefect(store_path)
+    _start_prefect_server()
     from prefect import flow, task
     from prefect.cache_policies import NO_CACHE
 
@@ -51,7 +56,8 @@ def run_loop(loop: Loop, run_id: str, orchestrator: Orchestrator, store_path: Pa
 
     @flow(name="rrl-train", flow_run_name=run_id)
     def train(run_id: str) -> None:
-        loop(run_id, _make_steps(as_task))
+        with _stop_on_signal(run_id):  # inside the flow: Prefect sets a handler of its own
+            loop(run_id, _make_steps(as_task))
         _publish_rewards(run_id)
 
     train(run_id)
@@ -87,6 +93,21 @@ def _prepare_prefect(store_path: Path) -> None:
         os.environ["PREFECT_MEMO_STORE_PATH"] = str(store_path / "prefect" / "memo_store.toml")
 
 
+def _start_prefect_server() -> None:
+    """Start the ephemeral server, where one is needed, deaf to the terminal's Ctrl-C.
+
+    Ctrl-C goes to every process of the terminal's group; the server must outlive it, since the
+    run still has steps to report while it stops. A blocked signal stays blocked in a child.
+    """
+    from prefect import get_client
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _task_run_name() -> str:
     from prefect.runtime import task_run
 
@@ -102,3 +123,25 @@ def _publish_rewards(run_id: str) -> None:
     history = session_of(run_id).store.view("training_history", run_id=run_id)
     table = [{"iteration": row["iteration"], "mean_reward": row["mean_reward"]} for row in history]
     create_table_artifact(table=table, key=f"rewards-{run_id}", description=f"Rewards of {run_id}")
+
+
+@contextmanager
+def _stop_on_signal(run_id: str) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM finish what was begun, and the second one stop at once."""
+    session = session_of(run_id)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        if session.should_stop:
+            raise KeyboardInterrupt
+        session.should_stop = True
+        session.progress.note("stopping after this batch; once more stops at once")
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,17 +9,14 @@ The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departu
 """
 
 import secrets
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from flows import tasks
 from flows.config import RunConfig
 from flows.orchestrate import Orchestrator, Steps, StopRequested, run_loop
 from flows.progress import Progress
-from flows.wiring import Session, open_session, session_of
+from flows.wiring import open_session, session_of
 from storage import StorageError, Store
 
 
@@ -51,7 +48,7 @@ def train(
         SupersededError: another process opened the same run; this one has stopped writing.
         StorageError, TaskError, SamplerError: named in their messages; nothing committed is lost.
     """
-    with open_session(store, run_id, config, progress) as session, _stop_on_signal(session):
+    with open_session(store, run_id, config, progress):
         try:
             run_loop(train_loop, run_id, orchestrator, store.path)
         except StopRequested:
@@ -68,24 +65,3 @@ def train(
 def new_run_id(name: str) -> str:
     """Return a fresh run id: name, UTC time, four random hex digits."""
     return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-@contextmanager
-def _stop_on_signal(session: Session) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM finish what was begun, and the second one stop at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, frame: object) -> None:
-        if session.should_stop:
-            raise KeyboardInterrupt
-        session.should_stop = True
-        session.progress.note("stopping after this batch; once more stops at once")
-
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ Law: mu = pi_old gives w = 1, so the corrected loss is the on-policy loss.
 
 Our choices: weights are detached; a weight of 0 does not leave the denominator, which stays the
 original mask count; a row whose sampler gave no log-probs cannot be corrected and leaves the loss
-altogether, numerator and denominator (`corrigible_rows`). Under "none" such a row stays.
+altogether, numerator and denominator (`is_corrigible`). Under "none" such a row stays.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class Correction:
     is_truncated_BT: Tensor
 
 
-def corrigible_rows(correction: str, has_sampler_logprobs_B: list[bool]) -> list[bool]:
-    """Tell which rows may stay in the loss: all under "none", else those with sampler log-probs."""
-    return [correction == "none" or has for has in has_sampler_logprobs_B]
+def is_corrigible(correction: str, has_sampler_logprobs: bool) -> bool:
+    """Tell whether a row may stay in the loss: under "none" any, else one with log-probs."""
+    return correction == "none" or has_sampler_logprobs
 
 
 def no_correction(log_ratio_BT: Tensor, loss_mask_BT: Tensor, cap: float) -> Correction:

@@ -16,14 +16,14 @@ Our choices:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rrl_core.algorithms.corrections import corrigible_rows, sampler_correction
+from rrl_core.algorithms.corrections import is_corrigible, sampler_correction
 from rrl_core.algorithms.kl import kl_estimate
 from rrl_core.algorithms.minibatches import plan_steps
 from rrl_core.algorithms.objectives import ALGORITHMS, clipped_surrogate
@@ -70,13 +70,14 @@ class Learner:
         self._old: dict[str, Tensor] = {}
 
     def prepare(self, samples: Sequence[LearnSample]) -> None:
-        """Remember the present policy as the old policy of `samples`, until the next call.
+        """Remember the present policy as the old policy of `samples`, and forget all others.
 
-        Needed when several steps are taken on one iteration's samples; call it before the first.
+        Needed when several steps are taken on one iteration's samples; call it before the first,
+        with the samples of all of them. One that comes in several steps is scored once.
         """
         self._check_samples(samples)
         self._old = {s.rollout_id: torch.empty(0) for s in samples}
-        scored = [s for s in samples if s.completion_ids]
+        scored = self._to_run({s.rollout_id: s for s in samples}.values())
         scores = policy_logprobs(
             self.policy,
             [_branch(s) for s in scored],
@@ -100,20 +101,17 @@ class Learner:
         """
         started_s = perf_counter()
         self._check_samples(samples)
-        self._check_prepared(samples)
-        lengths_B = self._loss_lengths(samples)
+        self._check_membership(samples)
+        lengths_B = [self._num_loss_tokens(s) for s in samples]
         denominators = Denominators.of_lengths(lengths_B, self.config.max_completion_tokens)
-        kept = [s for s, length in zip(samples, lengths_B, strict=True) if length]
-        teaching = [s for s in kept if self._teaches(s)]
+        is_skipped = not any(self._teaches(s) for s in samples)
         policy_loss = kl_loss = 0.0
         seen: list[TokenStats] = []
         self._optimizer.zero_grad()
-        with torch.set_grad_enabled(bool(teaching)):
-            for batch, rows in self._micro_batches(
-                teaching if self.config.skip_zero_advantage else kept
-            ):
+        with torch.set_grad_enabled(not is_skipped):
+            for batch, rows in self._micro_batches(self._to_run(samples)):
                 policy_term, kl_term, stats = self._run(rows, batch, denominators)
-                if teaching:
+                if not is_skipped:
                     (policy_term + kl_term).backward()  # type: ignore[no-untyped-call]
                     self._check_gradient(rows)
                 policy_loss += policy_term.item()
@@ -124,11 +122,11 @@ class Learner:
             loss=policy_loss + kl_loss,
             policy_loss=policy_loss,
             kl_loss=kl_loss,
-            grad_norm=self._update() if teaching else 0.0,
+            grad_norm=0.0 if is_skipped else self._update(),
             learning_rate=self.config.learning_rate,
             num_sequences=denominators.num_sequences,
             num_loss_tokens=denominators.num_tokens,
-            is_skipped=not teaching,
+            is_skipped=is_skipped,
             metrics=step_metrics(seen),
             samples=[
                 by_id.get(s.rollout_id, SampleStats(s.rollout_id, length))
@@ -149,17 +147,20 @@ class Learner:
         """
         optimizer_from_bytes(self._optimizer, self._parameters, data)
 
-    def _loss_lengths(self, samples: Sequence[LearnSample]) -> list[int]:
-        """Return the number of tokens each sample is trained on: 0 if it leaves the loss."""
-        stays_B = corrigible_rows(
-            self.config.correction, [s.sampler_logprobs is not None for s in samples]
-        )
-        return [
-            len(s.completion_ids) if stays else 0 for s, stays in zip(samples, stays_B, strict=True)
-        ]
+    def _num_loss_tokens(self, sample: LearnSample) -> int:
+        """Return how many tokens the sample is trained on: 0 if it leaves the loss."""
+        stays = is_corrigible(self.config.correction, sample.sampler_logprobs is not None)
+        return len(sample.completion_ids) if stays else 0
 
     def _teaches(self, sample: LearnSample) -> bool:
-        return sample.weight != 0 and (sample.advantage != 0 or self.config.kl_coef > 0)
+        """Return whether the sample has a gradient."""
+        has_term = sample.advantage != 0 or self.config.kl_coef > 0
+        return has_term and sample.weight != 0 and self._num_loss_tokens(sample) > 0
+
+    def _to_run(self, samples: Iterable[LearnSample]) -> list[LearnSample]:
+        """Return the samples that need a forward pass."""
+        is_wanted = self._teaches if self.config.skip_zero_advantage else self._num_loss_tokens
+        return [s for s in samples if is_wanted(s)]
 
     def _micro_batches(
         self, samples: Sequence[LearnSample]
@@ -210,13 +211,13 @@ class Learner:
         for sample in samples:
             if problem := _problem(sample, context_tokens):
                 raise LearnerError(f"rollout {sample.rollout_id}: {problem}")
+
+    def _check_membership(self, samples: Sequence[LearnSample]) -> None:
         if len({s.rollout_id for s in samples}) < len(samples):
             raise LearnerError(
                 f"expected every rollout once, got {len(samples)} samples with repeated ids; "
                 "give repeats ids of their own"
             )
-
-    def _check_prepared(self, samples: Sequence[LearnSample]) -> None:
         unprepared = [s.rollout_id for s in samples if s.rollout_id not in self._old]
         if 0 < len(unprepared) < len(samples):
             raise LearnerError(

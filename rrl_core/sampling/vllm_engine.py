@@ -31,7 +31,7 @@ from rrl_core.sampling.settings import SamplerSettings
 
 TRUNCATED_REASON = "top_p or top_k: vLLM gives log-probs of the truncated distribution only"
 _CPU_KV_CACHE_GIB = 1.0
-_MIN_BATCHED_TOKENS = 8192
+_MIN_BATCHED_TOKENS = 2048
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those vLLM accepts as a maximum
 
 

@@ -70,7 +70,9 @@ def test_groups_are_told_apart_by_id_not_by_place():
 
 @given(st.lists(rewards, min_size=2, max_size=12), st.data())
 def test_order_and_a_shift_change_nothing(values, data):
-    group_ids = data.draw(st.lists(st.sampled_from("abc"), min_size=len(values), max_size=len(values)))
+    group_ids = data.draw(
+        st.lists(st.sampled_from("abc"), min_size=len(values), max_size=len(values))
+    )
     order = data.draw(st.permutations(range(len(values))))
     base = group_advantages(values, group_ids, "grpo")
     moved = group_advantages(

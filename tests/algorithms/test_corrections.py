@@ -5,8 +5,8 @@ import torch
 
 from rrl_core.algorithms.corrections import (
     CORRECTIONS,
-    corrigible_rows,
     effective_sample_frac,
+    is_corrigible,
     mass_below,
     sampler_correction,
 )
@@ -74,9 +74,9 @@ def test_weights_carry_no_gradient(correction):
 
 
 def test_rows_without_log_probs_can_only_stay_uncorrected():
-    assert corrigible_rows("none", [True, False]) == [True, True]
-    assert corrigible_rows("token_truncate", [True, False]) == [True, False]
-    assert corrigible_rows("sequence_geometric_mask", [False, True]) == [False, True]
+    assert [is_corrigible(c, True) for c in CORRECTIONS] == [True, True, True]
+    without = {c: is_corrigible(c, False) for c in CORRECTIONS}
+    assert without == {"none": True, "token_truncate": False, "sequence_geometric_mask": False}
 
 
 def test_the_effective_sample_size_is_a_fraction_of_n():

@@ -12,7 +12,9 @@ def test_one_step_learns_from_everything_in_order():
 
 
 @given(groups, st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**40))
-def test_every_epoch_holds_every_row_once_and_never_cuts_a_group(group_ids, num_steps, epochs, seed):
+def test_every_epoch_holds_every_row_once_and_never_cuts_a_group(
+    group_ids, num_steps, epochs, seed
+):
     plan = plan_steps(group_ids, num_steps, epochs, seed)
     steps_an_epoch = min(num_steps, len(set(group_ids)))
     assert len(plan) == steps_an_epoch * epochs

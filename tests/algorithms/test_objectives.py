@@ -12,7 +12,7 @@ LN = math.log
 
 
 def surrogate(ratios, advantages, mask=None, **settings):
-    """Return (loss, d loss / d policy log-prob, metrics) for old log-probs of -1 and given ratios."""
+    """Return (loss, its gradient by log-prob, metrics) for old log-probs of -1 and given ratios."""
     policy = torch.tensor([[-1.0 + LN(r) for r in row] for row in ratios], requires_grad=True)
     mask = torch.ones(policy.shape, dtype=torch.bool) if mask is None else torch.tensor(mask)
     settings = {"clip_low": 0.2, "clip_high": 0.28} | settings
@@ -24,8 +24,8 @@ def surrogate(ratios, advantages, mask=None, **settings):
 
 
 def test_the_surrogate_clips_only_where_that_lowers_the_gain():
-    # A = 2:  u 0.5 -> min(1, 1.6) = 1;  u 1.1 -> 2.2;  u 1.5 -> min(3, 2.56) = 2.56, no gradient
-    # A = -2: u 0.5 -> min(-1, -1.6) = -1.6, no gradient;  u 1.1 -> -2.2;  u 1.5 -> min(-3, -2.56) = -3
+    # A = 2:  u 0.5 -> min(1, 1.6) = 1;  u 1.1 -> 2.2;  u 1.5 -> min(3, 2.56), no gradient
+    # A = -2: u 0.5 -> min(-1, -1.6), no gradient;  u 1.1 -> -2.2;  u 1.5 -> min(-3, -2.56) = -3
     # d(-u A)/d log pi = -u A
     loss, gradient, metrics = surrogate([[0.5, 1.1, 1.5]] * 2, [2.0, -2.0])
     expected = torch.tensor([[-1.0, -2.2, -2.56], [1.6, 2.2, 3.0]])
@@ -34,7 +34,9 @@ def test_the_surrogate_clips_only_where_that_lowers_the_gain():
     torch.testing.assert_close(gradient, expected, atol=FLOAT32, rtol=0)
     assert metrics["is_clipped_high"].tolist() == [[False, False, True], [False] * 3]
     assert metrics["is_clipped_low"].tolist() == [[False] * 3, [True, False, False]]
-    torch.testing.assert_close(metrics["ratio"], torch.tensor([[0.5, 1.1, 1.5]] * 2), atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        metrics["ratio"], torch.tensor([[0.5, 1.1, 1.5]] * 2), atol=FLOAT32, rtol=0
+    )
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
@@ -76,7 +78,9 @@ def test_masked_tokens_never_matter(rubbish):
     )
     (gradient,) = torch.autograd.grad(loss.sum(), policy)
     # e^0.2 = 1.221403, inside the clip range
-    torch.testing.assert_close(loss.detach(), torch.tensor([[-1.221403, 0.0]]), atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        loss.detach(), torch.tensor([[-1.221403, 0.0]]), atol=FLOAT32, rtol=0
+    )
     torch.testing.assert_close(gradient, torch.tensor([[-1.221403, 0.0]]), atol=FLOAT32, rtol=0)
     assert not metrics["is_clipped_high"][0, 1]
 
@@ -89,7 +93,11 @@ def test_masked_tokens_never_matter(rubbish):
 )
 def test_the_surrogate_follows_a_float64_loop(log_ratios, advantage, low, high):
     loss, _, _ = surrogate(
-        [[math.exp(d) for d in log_ratios]], [advantage], clip_low=low, clip_high=high, dual_clip=3.0
+        [[math.exp(d) for d in log_ratios]],
+        [advantage],
+        clip_low=low,
+        clip_high=high,
+        dual_clip=3.0,
     )
     for t, d in enumerate(log_ratios):
         u = math.exp(d)
