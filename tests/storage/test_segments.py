@@ -1,0 +1,54 @@
+"""How rows lie on disk: explicit schemas, encodings that fit, row groups that can be skipped."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+import storage
+from storage.schemas import TABLES
+from tests.storage.rows import rollout, tokens
+
+NUM_ROWS = 600
+
+
+@pytest.fixture
+def segment(store: storage.Store, writer: storage.StreamWriter) -> Path:
+    writer.append({"rollout_tokens": [tokens(f"ro{i}") for i in range(NUM_ROWS)]}, "b")
+    [path] = (store.path / "events" / "rollout_tokens").rglob("*.parquet")
+    return path
+
+
+def test_a_segment_has_exactly_the_schema_of_its_table(segment: Path):
+    assert pq.read_schema(segment).remove_metadata() == TABLES["rollout_tokens"].arrow_schema
+
+
+def test_row_groups_are_as_long_as_the_table_says(segment: Path):
+    metadata = pq.read_metadata(segment)
+    lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    assert lengths == [512, NUM_ROWS - 512]
+
+
+def test_lists_are_split_by_byte_and_ids_have_bloom_filters(segment: Path):
+    query = """select path_in_schema, encodings, compression, bloom_filter_length
+               from parquet_metadata($p)"""
+    rows = duckdb.execute(query, {"p": str(segment)}).fetchall()
+    assert {compression for _, _, compression, _ in rows} == {"ZSTD"}
+    split = {
+        path.split(",")[0] for path, encodings, _, _ in rows if "BYTE_STREAM_SPLIT" in encodings
+    }
+    assert split == {"prompt_ids", "completion_ids", "sampler_logprobs"}
+    assert {path for path, _, _, bloom in rows if bloom} == {"event_id", "rollout_id"}
+
+
+def test_a_commit_describes_its_segments(store: storage.Store, writer: storage.StreamWriter):
+    rows = [rollout(iteration=3), rollout(iteration=1), rollout(iteration=2)]
+    commit = writer.append({"rollouts": rows}, "Sampler batch 0").commit
+    [segment] = store.log.read(commit).draft.added
+    folder, name = segment.path.rsplit("/", 1)
+    assert folder == "events/rollouts/r1"
+    assert name.startswith("sampler-batch-0-")
+    assert name.endswith(f"-{store.log.read(commit).draft.nonce}.parquet")
+    assert (segment.rows, segment.min_iteration, segment.max_iteration) == (3, 1, 3)
+    assert segment.schema_version == TABLES["rollouts"].version
