@@ -102,7 +102,7 @@ class SamplerSection(Section):
         "sample", description="vLLM's draws: by each sample's seed, or by those of a call together."
     )
     enforce_eager: bool | Literal["auto"] = Field(
-        "auto", description="vLLM without compilation; auto: compiles where a compiler is found."
+        "auto", description="vLLM without compilation; auto: compiles on GPU only."
     )
     kv_cache_gib: float | None = Field(
         None,

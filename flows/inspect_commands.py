@@ -9,6 +9,7 @@ from typing import Any
 import storage
 from flows.cli import EXIT_DAMAGED, print_result
 from storage import console as sql_console
+from storage.answers import table_text
 
 
 def init(store_path: Path) -> None:
@@ -42,7 +43,7 @@ def runs(store_path: Path, as_json: bool) -> None:
         "resume",
     )
     print_result(f"store {store.path}")
-    _print_table(columns, [[_cell(row[c]) for c in columns] for row in rows])
+    print_result(table_text(columns, [tuple(row[c] for c in columns) for row in rows]).rstrip())
 
 
 def sql(query: str, as_of: int | None, format_: str, store_path: Path) -> None:
@@ -85,16 +86,6 @@ def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> N
         print_result(f"{store.path}: head {head.number}:{head.sha256}, {len(findings)} findings")
     if findings:
         sys.exit(EXIT_DAMAGED)
-
-
-def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
 
 
 def _cell(value: Any) -> str:

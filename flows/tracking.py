@@ -62,10 +62,10 @@ class Tracker:
     def _start(self) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
+        for name in ("mlflow", "alembic"):  # importing mlflow sets them to INFO
+            logging.getLogger(name).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri(self._store_path, self._config))
         experiment = client.get_experiment_by_name(self._config.tracking.experiment)
         if experiment is None:

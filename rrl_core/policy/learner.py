@@ -199,7 +199,6 @@ class Learner:
     def _check_gradient(self, rows: Sequence[LearnSample]) -> None:
         grads = [p.grad for p in self._parameters.values() if p.grad is not None]
         if not torch.nn.utils.get_total_norm(grads).isfinite():
-            self._optimizer.zero_grad()
             raise LearnerError(
                 "expected a finite gradient, got NaN or infinity from the micro-batch of rollouts "
                 f"{', '.join(s.rollout_id for s in rows)}; look at their advantages and log-probs, "

@@ -27,8 +27,8 @@ class SamplerSettings:
     together, which costs less time on GPU and depends on the composition of the batch."""
 
     enforce_eager: bool | Literal["auto"] = "auto"
-    """Run vLLM without compiling the model. Compiled code is faster, but the first start of a
-    configuration takes one to two minutes. auto: compile where there is a C++ compiler."""
+    """Run vLLM without compiling the model. auto: compile on GPU only; on CPU the compiled model
+    needs a C++ compiler and minutes to start, and is hardly faster."""
 
     kv_cache_gib: float | None = None
     """Memory of vLLM's cache. None: 1 GiB on CPU, `gpu_memory_utilization` on GPU."""

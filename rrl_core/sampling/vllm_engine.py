@@ -7,7 +7,6 @@ Log-probs are asked for as `processed_logprobs`: after the temperature, before t
 
 import os
 import random
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -234,16 +233,15 @@ def _sync_mode(settings: SamplerSettings, is_on_gpu: bool) -> SyncMode:
 def _engine_options(
     settings: SamplerSettings, policy: Policy, context_tokens: int, is_on_gpu: bool
 ) -> dict[str, Any]:
-    eager = settings.enforce_eager
-    if eager == "auto":
-        eager = not is_on_gpu and not any(map(shutil.which, ("c++", "g++", "clang++")))
     options: dict[str, Any] = {
         "skip_tokenizer_init": True,  # ids in, ids out
         "generation_config": "vllm",  # the model's own sampling defaults stay out
         "logprobs_mode": "processed_logprobs",
         "max_model_len": context_tokens,
         "max_num_seqs": settings.max_num_seqs,
-        "enforce_eager": eager,
+        "enforce_eager": (
+            not is_on_gpu if settings.enforce_eager == "auto" else settings.enforce_eager
+        ),
         "use_tqdm_on_load": False,
         "enable_prefix_caching": True,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
@@ -253,6 +251,9 @@ def _engine_options(
         options["enable_sleep_mode"] = True
     else:
         kv_cache_gib = kv_cache_gib or _CPU_KV_CACHE_GIB
+        # The smallest block the CPU kernels have: a group shares what whole blocks of its prompt
+        # hold, and prompts are short (with the default of 128, half the tokens a second).
+        options["block_size"] = 32
         # Seeded requests that are prefilled in pieces crash the engine on CPU.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, context_tokens)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rrl_core.policy.adapters import adapter_parameters
 from rrl_core.policy.learner import Learner, LearnerConfig, LearnerError, LearnSample
 from rrl_core.policy.model import ModelSpec, load_policy_model
 from rrl_core.policy.optimizer import OptimizerStateError
@@ -20,6 +19,7 @@ from tests.policy_learner.models import (
 )
 
 GRADIENT = 1e-4  # relative
+LOGPROB = 5e-5  # absolute, nats
 CONFIG = LearnerConfig(correction="none", micro_batch_tokens=30, learning_rate=1e-2)
 
 
@@ -89,6 +89,7 @@ def test_uncorrected_a_sample_without_log_probs_stays():
     assert result.samples[0].mismatch_mean is None
     assert result.samples[0].importance_mean == 1.0
     assert result.samples[1].mismatch_mean is not None
+    assert result.metrics["is/mismatch"] <= LOGPROB  # over the samples that have log-probs
 
 
 def test_an_empty_completion_leaves_the_loss():
@@ -288,7 +289,6 @@ def test_a_gradient_that_is_not_finite_names_its_rollouts_and_changes_nothing():
         learner.step(samples)
     assert policy.adapter_digest() == before
     assert learner.optimizer_state() == state
-    assert all(p.grad is None for p in adapter_parameters(policy.model).values())
 
 
 @pytest.mark.parametrize(

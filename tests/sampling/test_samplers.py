@@ -17,7 +17,7 @@ from rrl_core.sampling import (
     make_sampler,
 )
 
-CONTEXT_TOKENS = 64
+CONTEXT_TOKENS = 96
 # Several end-of-sequence tokens, so common that some completions stop and some don't.
 EOS_TOKEN_IDS = frozenset({258, *range(ord("A"), ord("Z") + 1)})
 PARITY_TOLERANCE = 1e-4  # nats per token
@@ -70,7 +70,7 @@ def case(started: Case) -> Iterator[Case]:
 
 def requests_for(policy: Policy, num: int) -> list[SampleRequest]:
     """Prompts of different lengths, each with its own seed."""
-    texts = ["1", "What is 2 + 3?", "longer, to be padded: abc", "x y"]
+    texts = ["1", "What is 2 + 3?", "longer than one block of vLLM's prefix cache", "x y"]
     prompts = [tuple(policy.tokenizer.encode(text)) for text in texts]
     return [SampleRequest(prompts[i % len(prompts)], seed=1000 + i) for i in range(num)]
 

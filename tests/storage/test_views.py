@@ -113,23 +113,17 @@ def test_the_column_as_of_is_not_the_argument(store: storage.Store, writer: stor
 
 
 def test_what_was_answered_as_of_a_commit_is_answered_for_ever(store: storage.Store):
-    first, second = (store.open_stream(run, OPENED) for run in ("r1", "r2"))
     names = (*VIEWS, "rollouts", "scores")
     answers: dict[int, Any] = {}
-
-    def remember() -> None:
+    for run_id in ("r1", "r2"):
+        writer = store.open_stream(run_id, OPENED)
+        ids = append_attempts(writer, {"p1": [1.0, 0.0], "p2": [None, 0.5]})
+        plan = [planned(rollout_id, position) for position, rollout_id in enumerate(ids)]
+        writer.append({"views_pinned": [pin()], "replays": plan}, "batch")
         answers[store.head().number] = [store.sql(f"from {name}").fetchall() for name in names]
-
-    for iteration in (1, 2):
-        for writer in (first, second):
-            ids = append_attempts(writer, {"p1": [1.0, 0.0], "p2": [None, 0.5]}, iteration)
-            writer.append({"views_pinned": [pin(iteration)]}, "pin")
-            remember()
-            plan = [planned(i, n, iteration) for n, i in enumerate(ids)]
-            writer.append({"replays": plan}, "batch")
-            newer = score(ids[0], 0.0, iteration, scorer_version="2")
-            writer.append({"updates": [update(iteration)], "scores": [newer]}, "step")
-            remember()
+        newer = score(ids[0], 0.0, scorer_version="2")
+        writer.append({"updates": [update()], "scores": [newer]}, "step")
+        answers[store.head().number] = [store.sql(f"from {name}").fetchall() for name in names]
     again = storage.open(store.path)
     for number, expected in answers.items():
         assert [again.sql(f"from {name}", as_of=number).fetchall() for name in names] == expected
