@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -163,15 +164,21 @@ def run_child(script: str, arguments: Sequence[str], num_threads: int, timeout_s
 
     Raises:
         RuntimeError: the child failed; the message ends with the last lines it printed.
+        subprocess.TimeoutExpired: the child took longer than `timeout_s`, and was ended.
     """
     with tempfile.TemporaryDirectory(prefix="rrl-benchmark-") as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log.txt")
         command = [sys.executable, script, *arguments, "--out", str(out), "--folder", folder]
         with log.open("w") as stream:
-            status = subprocess.run(
+            child = subprocess.Popen(
                 command, env=_child_environment(num_threads), stdout=stream, stderr=stream,
-                timeout=timeout_s, check=False,
-            ).returncode  # fmt: skip
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                status = child.wait(timeout_s)
+            finally:
+                with suppress(ProcessLookupError):  # nothing the child started outlives it
+                    os.killpg(child.pid, signal.SIGKILL)
         if status != 0 or not out.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
             raise RuntimeError(f"{' '.join(command)} ended with status {status}:\n{tail}")

@@ -22,6 +22,7 @@ token, because the two sides draw completions of different lengths.
     python benchmarks/iteration_vs_trl.py [--json]
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -148,7 +149,7 @@ def time_trl(config: Any, folder: Path) -> dict[str, Any]:
 
 def _trl_data(config: Any) -> tuple[Any, Any]:
     """Return the prompts RRL picks, in its order, and the reward function with RRL's scorer."""
-    from datasets import Dataset
+    from datasets import Dataset  # type: ignore[import-untyped]
 
     from rrl_core.tasks.registry import build_task
     from rrl_core.tasks.selection import select_prompts
@@ -186,7 +187,7 @@ def _wrap_trainer(watch: Stopwatch, trainer: Any, tokens: list[int]) -> None:
     watch.wrap(trainer, "_generate_and_score_completions", "batch")
 
 
-def run_as_child(arguments: Any) -> None:
+def run_as_child(arguments: argparse.Namespace) -> None:
     """Be one side: `--child rrl:SEED` or `--child trl:SEED`."""
     import torch
 

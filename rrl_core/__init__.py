@@ -1,0 +1,1 @@
+"""The reinforcement learning of RRL: what computes, and knows nothing of storage."""

@@ -1,4 +1,4 @@
-"""Seeds derived from a root and a place, so that a resumed or forked run draws what the first drew."""
+"""Seeds derived from a root and a place: a resumed or forked run draws what the first one drew."""
 
 import hashlib
 

@@ -1,0 +1,1 @@
+"""The policy: model, adapters, packing, log-probs, learner."""

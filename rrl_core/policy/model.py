@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,9 +109,9 @@ class Policy:
         return tensors_digest(self.adapter_state())
 
     def digest(self) -> str:
-        """Return the digest of the whole policy: base model, LoRA settings and adapter."""
-        parts = [self.base_digest, asdict(self.lora), self.adapter_digest()]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        """Return the digest of the whole policy: base model, scale of the adapter, adapter."""
+        parts = [self.base_digest, self.lora.alpha / self.lora.rank, self.adapter_digest()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def merged_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor) of the base model with the adapter merged in.

@@ -23,11 +23,12 @@ def serve(
     refusals = [_refusal(request, params, context_tokens) for request in requests]
     served = [r for r, refusal in zip(requests, refusals, strict=True) if refusal is None]
     completions = iter(sample(served, params) if served else [])
-    return [next(completions) if refusal is None else _failed(refusal) for refusal in refusals]
+    return [next(completions) if refusal is None else failed(refusal) for refusal in refusals]
 
 
-def _failed(refusal: str) -> Completion:
-    return Completion((), None, "error", "", logprobs_reason=refusal, error=refusal)
+def failed(reason: str) -> Completion:
+    """Return the completion of a request that could not be served."""
+    return Completion((), None, "error", "", logprobs_reason=reason, error=reason)
 
 
 def _refusal(request: SampleRequest, params: SamplingParams, context_tokens: int) -> str | None:

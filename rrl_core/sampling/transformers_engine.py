@@ -196,24 +196,22 @@ def _uniforms(requests: Sequence[SampleRequest], num_tokens: int) -> Tensor:
 
 def _prefill(policy: Policy, requests: Sequence[SampleRequest], cache: DynamicCache) -> _Rows:
     """Run the distinct prompts, left-padded, and give every request its prompt's row."""
-    distinct = {request.prompt_ids: row for row, request in enumerate(requests)}
-    distinct = {prompt_ids: row for row, prompt_ids in enumerate(distinct)}
-    longest = max(map(len, distinct))
-    ids_UT = torch.full((len(distinct), longest), policy.pad_token_id)
+    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
+    longest = max(map(len, prompts))
+    ids_UT = torch.full((len(prompts), longest), policy.pad_token_id)
     mask_UT = torch.zeros(ids_UT.shape, dtype=torch.bool)
-    for prompt_ids, row in distinct.items():
+    for row, prompt_ids in enumerate(prompts):
         ids_UT[row, longest - len(prompt_ids) :] = torch.tensor(prompt_ids)
         mask_UT[row, longest - len(prompt_ids) :] = True
     mask_UT = mask_UT.to(policy.device)
     logits_UV = _forward(policy, ids_UT.to(policy.device), mask_UT, cache)
-    row_of_request_B = torch.tensor(
-        [distinct[request.prompt_ids] for request in requests], device=policy.device
-    )
-    cache.batch_select_indices(row_of_request_B)
+    row_of_prompt = {prompt_ids: row for row, prompt_ids in enumerate(prompts)}
+    rows_B = torch.tensor([row_of_prompt[r.prompt_ids] for r in requests], device=policy.device)
+    cache.batch_select_indices(rows_B)
     return _Rows(
         indices_B=torch.arange(len(requests), device=policy.device),
-        mask_BT=mask_UT[row_of_request_B],
-        logits_BV=logits_UV[row_of_request_B],
+        mask_BT=mask_UT[rows_B],
+        logits_BV=logits_UV[rows_B],
     )
 
 

@@ -25,8 +25,9 @@ from rrl_core.sampling.protocol import (
     SamplingParams,
     SyncMode,
 )
-from rrl_core.sampling.serve import GREEDY_REASON, serve
+from rrl_core.sampling.serve import GREEDY_REASON, failed, serve
 from rrl_core.sampling.settings import SamplerSettings
+from rrl_core.seeds import derive_seed
 
 TRUNCATED_REASON = "top_p or top_k: vLLM gives log-probs of the truncated distribution only"
 _CPU_KV_CACHE_GIB = 1.0
@@ -144,7 +145,7 @@ class VllmSampler:
         folder = self._policy.model_path
         if folder is None:
             folder = self._policy.save_base(Path(self._scratch.name) / "base")
-        options = _engine_options(settings, self._policy, self.context_tokens, is_on_gpu)
+        options = _engine_options(settings, self.context_tokens, is_on_gpu)
         if self.sync == "lora":
             rank = self._policy.lora.rank
             limit = next(size for size in _LORA_RANKS if size >= rank)
@@ -158,10 +159,9 @@ class VllmSampler:
     def _new_lora_request(self, policy: Policy, version: int) -> Any:
         from vllm.lora.request import LoRARequest
 
-        name = f"version-{version}-{policy.adapter_digest()[:12]}"
-        folder = policy.save_adapter(Path(self._scratch.name) / name)
-        previous = self._lora_request.lora_int_id if self._lora_request else 0
-        return LoRARequest(name, previous + 1, str(folder))
+        folder = policy.save_adapter(Path(self._scratch.name) / "adapter")
+        number = self._lora_request.lora_int_id + 1 if self._lora_request else 1
+        return LoRARequest(f"version-{version}-load-{number}", number, str(folder))
 
     def _sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams
@@ -172,7 +172,8 @@ class VllmSampler:
         engine_params = [self._engine_params(request, params) for request in requests]
         try:
             with _kept_random_state():
-                torch.manual_seed(requests[0].seed)
+                # What the "batch" seed mode draws from.
+                torch.manual_seed(derive_seed(0, *(request.seed for request in requests)))
                 answers = self._llm.generate(
                     prompts, engine_params, lora_request=self._lora_request, use_tqdm=False
                 )
@@ -197,6 +198,8 @@ class VllmSampler:
         )
 
     def _completion(self, output: Any, params: SamplingParams) -> Completion:
+        if output.finish_reason not in ("stop", "length"):
+            return failed(f"vLLM ended the request with {output.finish_reason!r}")
         ids = tuple(output.token_ids)
         logprobs, reason = engine_logprobs(ids, output.logprobs, params)
         return Completion(
@@ -211,7 +214,10 @@ class VllmSampler:
 def engine_logprobs(
     ids: tuple[int, ...], given: Any, params: SamplingParams
 ) -> tuple[tuple[float, ...] | None, str | None]:
-    """Return the log-probs of `ids`, or None and the reason."""
+    """Return the log-probs of `ids` and no reason, or None and the reason.
+
+    `given` is what vLLM returned: per token, a mapping from ids to objects with a `logprob`.
+    """
     if params.temperature == 0:
         return None, GREEDY_REASON
     if params.top_p < 1 or params.top_k > 0:
@@ -231,7 +237,7 @@ def _sync_mode(settings: SamplerSettings, is_on_gpu: bool) -> SyncMode:
 
 
 def _engine_options(
-    settings: SamplerSettings, policy: Policy, context_tokens: int, is_on_gpu: bool
+    settings: SamplerSettings, context_tokens: int, is_on_gpu: bool
 ) -> dict[str, Any]:
     options: dict[str, Any] = {
         "skip_tokenizer_init": True,  # ids in, ids out

@@ -25,9 +25,7 @@ def report(engine: str, results: list[tuple[str, int, int]]) -> None:
 
 
 @pytest.mark.soak
-def test_twenty_kills_with_the_transformers_sampler(
-    tmp_path: Path, uninterrupted: storage.Store
-):
+def test_twenty_kills_with_the_transformers_sampler(tmp_path: Path, uninterrupted: storage.Store):
     results = []
     for number in range(KILLS):
         folder = tmp_path / str(number)

@@ -88,7 +88,7 @@ def test_a_fresh_adapter_changes_nothing_and_its_a_comes_from_the_seed() -> None
     assert all(state[name].any() for name in state if "lora_A" in name)
 
 
-def test_policy_digest_covers_adapter_base_and_lora_settings() -> None:
+def test_policy_digest_covers_base_adapter_and_its_scale() -> None:
     policy = tiny()
     digests = {policy.digest(), tiny(lora=LoraSettings(alpha=16)).digest()}
     digests.add(tiny(dtype="bfloat16").digest())

@@ -61,6 +61,14 @@ def test_vllm_is_imported_only_when_an_engine_starts() -> None:
     assert not [line for line in imports if "vllm" in line]
 
 
+def test_a_request_that_the_engine_drops_is_a_failed_completion() -> None:
+    sampler = VllmSampler.__new__(VllmSampler)
+    dropped = SimpleNamespace(finish_reason="abort", token_ids=[], logprobs=None)
+    completion = sampler._completion(dropped, SamplingParams())
+    assert (completion.finish_reason, completion.completion_ids) == ("error", ())
+    assert "'abort'" in (completion.error or "")
+
+
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
     policy = load_policy_model(ModelSpec("tiny", device="cpu"), seed=1)
@@ -116,7 +124,7 @@ def test_a_policy_over_another_base_model_is_refused(case: Case) -> None:
 
 
 @pytest.mark.vllm
-def test_a_running_engine_leaves_torch_and_stdout_as_they_were(case: Case) -> None:
+def test_a_running_engine_leaves_torch_as_it_was_and_reports_no_usage(case: Case) -> None:
     assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
 
