@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 CONFIGS_DIR = Path(__file__).resolve().parent.parent / "configs"
 
@@ -40,9 +39,6 @@ class LoraSection(Section):
 
     rank: PositiveInt = Field(16, description="Rank of the adapter.")
     alpha: float = Field(32.0, gt=0, description="Its scale is alpha / rank.")
-    dropout: Fraction = Field(
-        0.0, description="Dropout on its input while learning; scoring has none."
-    )
     target_modules: str = Field(
         "all-linear", description="Layers it is attached to: `all-linear` or a PEFT pattern."
     )
@@ -211,13 +207,6 @@ class RunConfig(Section):
                 f"`learner.steps` = {learner.steps} cannot split "
                 f"`sampler.prompts` = {s.prompts} groups: "
                 "every step needs at least one group"
-            )
-        if self.model.lora.dropout > 0 and learner.correction != "none":
-            raise ValueError(
-                f"`model.lora.dropout` = {self.model.lora.dropout} makes the learner's "
-                "log-probs random, "
-                f"which `learner.correction` = {learner.correction!r} would read as "
-                "mismatch: set one of them off"
             )
         return self
 

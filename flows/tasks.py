@@ -104,9 +104,9 @@ def learn(run_id: str, iteration: int) -> int:
         return iteration
     steps = _planned_samples(session, iteration)
     session.sampler.sleep()
-    if len(steps) > 1:  # later steps are off-policy: they need the log-probs from before the first
-        unique = {s.rollout_id: s for _, batch in steps for s in batch}
-        session.learner.prepare(list(unique.values()))
+    unique = {s.rollout_id: s for _, batch in steps for s in batch}
+    # Later steps of an iteration are off-policy: they need the log-probs from before the first.
+    session.learner.prepare(list(unique.values()) if len(steps) > 1 else [])
     updates: list[Row] = []
     learned: list[Row] = []
     with session.progress.phase(f"learning of iteration {iteration}", len(steps)) as advance:

@@ -5,9 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
-
 import storage
+from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
 from rrl_core.tasks.protocol import Prompt, Score, Scorer
 

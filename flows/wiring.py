@@ -130,7 +130,7 @@ def open_session(
 def model_spec(config: RunConfig) -> ModelSpec:
     """Translate the model section."""
     m = config.model
-    lora = LoraSettings(m.lora.rank, m.lora.alpha, m.lora.target_modules, m.lora.dropout)
+    lora = LoraSettings(m.lora.rank, m.lora.alpha, m.lora.target_modules)
     return ModelSpec(m.name, m.dtype, m.device, lora, m.start_adapter)
 
 

@@ -44,9 +44,9 @@ def table_text(columns: Sequence[str], rows: Rows) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Rows) -> str:
-    """Return CSV with a header; text that would start a formula gets a `'` in front."""
+    """Return CSV (RFC 4180) with a header; text that would start a formula gets a `'` in front."""
     target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
+    writer = csv.writer(target, lineterminator="\r\n")
     writer.writerow(map(_csv_cell, columns))
     writer.writerows([_csv_cell(value) for value in row] for row in rows)
     return target.getvalue()

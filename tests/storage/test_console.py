@@ -178,7 +178,7 @@ def test_answers_as_text(filled: storage.Store):
         "(2 rows)",
         "",
     ]
-    assert console.answer(filled, query, format_="csv") == "prompt_id,n,error\np1,3,\np2,3,\n"
+    assert console.answer(filled, query, format_="csv") == "prompt_id,n,error\r\np1,3,\r\np2,3,\r\n"
     assert json.loads(console.answer(filled, query, format_="json")) == [
         {"prompt_id": "p1", "n": 3, "error": None},
         {"prompt_id": "p2", "n": 3, "error": None},
