@@ -111,7 +111,6 @@ def time_trl(config: Any, folder: Path) -> dict[str, Any]:
         peft_config=LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
             task_type="CAUSAL_LM",
         ),
