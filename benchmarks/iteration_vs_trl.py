@@ -117,7 +117,8 @@ def time_trl(config: Any, folder: Path) -> dict[str, Any]:
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
             max_steps=config.run.iterations,
-            per_device_train_batch_size=s.prompts * s.group_size,
+            per_device_train_batch_size=s.group_size,
+            gradient_accumulation_steps=s.prompts,
             num_generations=s.group_size,
             max_completion_length=s.max_tokens,
             temperature=s.temperature,

@@ -7,7 +7,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 3 damaged store, 4 superseded by anot
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -166,27 +166,31 @@ def main() -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Return the exit code of an error a user can act on, else None."""
-    named: Any = getattr(error, "exit_code", None)  # click's own errors, and typer.Exit
-    if isinstance(named, int):
-        if hasattr(error, "show"):
-            error.show()
-            sys.exit(named)
-        sys.exit(named)
-    by_name = {
-        "DamagedError": EXIT_DAMAGED,
-        "SupersededError": EXIT_SUPERSEDED,
-        "DiskFullError": EXIT_FAILED,
-        "SamplerError": EXIT_FAILED,
-    }
-    if type(error).__name__ in by_name:
-        return by_name[type(error).__name__]
-    return EXIT_BAD_INPUT if type(error).__name__ in KNOWN_ERRORS else None
+    """Return the exit code of an error that a user can act on, else None.
+
+    Errors are known by name, since importing their classes would load what most commands do not
+    need.
+    """
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of typer's parser
+        error.show()
+        sys.exit(error.exit_code)
+    return EXIT_CODES.get(type(error).__name__)
 
 
-KNOWN_ERRORS = {
-    "ConfigError", "TaskError", "ModelNotFoundError", "StorageError", "StoreNotFoundError",
-    "ConflictError", "NewerSchemaError", "ClosedIterationError", "QueryError", "RunError",
+EXIT_CODES = {
+    "DamagedError": EXIT_DAMAGED,
+    "SupersededError": EXIT_SUPERSEDED,
+    **dict.fromkeys(("DiskFullError", "FetchError", "LearnerError", "SamplerError"), EXIT_FAILED),
+    **dict.fromkeys(
+        (
+            "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
+            "ModelNotFoundError", "NewerSchemaError", "QueryError", "RowError", "RunError",
+            "StorageError", "StoreNotFoundError", "TaskError",
+        ),
+        EXIT_BAD_INPUT,
+    ),
 }  # fmt: skip
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from flows.config import RunConfig, SamplerSection, parse_config
+from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.progress import Progress
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
 from rrl_core.policy.model import ModelSpec, Policy, load_policy_model
-from rrl_core.sampling import SamplerSettings, make_sampler
+from rrl_core.sampling import SamplerSettings, make_sampler, resolve_sampler_name
 from rrl_core.sampling.protocol import Sampler
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
@@ -99,12 +99,16 @@ def open_session(
     """
     task = build_task(config.task.name, config.task.params)
     select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
+    try:
+        engine = resolve_sampler_name(config.sampler.engine)
+    except ValueError as error:
+        raise ConfigError(f"`sampler.engine`: {error}") from error
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
 
     def new_sampler() -> Sampler:
-        return make_sampler(config.sampler.engine, policy, sampler_settings(config))
+        return make_sampler(engine, policy, sampler_settings(config))
 
     with progress.status("starting the sampler"):
         sampler = new_sampler()

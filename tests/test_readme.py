@@ -1,0 +1,56 @@
+"""Every command of the README does what it says; none of them is out of date."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import storage
+from flows.cli import app
+from flows.config import load_config
+from tests.flows.conftest import run_here, smoke_config
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split(" #")[0].strip() for line in README.splitlines() if line.startswith("rrl ")]
+INSPECTING = [c for c in COMMANDS if c.split()[1] != "train"]
+TRAINING = [c for c in COMMANDS if c.split()[1] == "train"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `rrl-data` holds a finished smoke run."""
+    path = tmp_path_factory.mktemp("readme")
+    run_here(path / "rrl-data", smoke_config())
+    return path
+
+
+@pytest.mark.parametrize("command", [*INSPECTING, "rrl runs", "rrl verify --deep"])
+def test_commands_that_look_at_history_run(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip()
+
+
+@pytest.mark.parametrize("command", [c for c in TRAINING if "--resume" not in c])
+def test_training_commands_name_configs_and_keys_that_exist(command: str):
+    words = shlex.split(command)
+    overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert load_config(Path(words[2]), overrides).run.iterations > 0
+
+
+def test_the_python_line_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
+    line = next(x for x in README.splitlines() if "storage.open(" in x)
+    code = next(part for part in line.split("`") if part.startswith("storage.open("))
+    answer = eval(code, {"storage": storage})
+    assert answer.height == 1
+
+
+def test_readme_names_every_shipped_config():
+    for path in (ROOT / "configs").glob("*.toml"):
+        assert f"`{path.stem}`" in README
