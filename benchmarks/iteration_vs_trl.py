@@ -8,9 +8,10 @@ completion has an advantage and neither side has less to learn from.
 
 - RRL runs `rrl train`'s own loop with the vLLM engine, without orchestrator and MLflow. Its
   iteration is everything between two pins: log, artifacts and weight sync are inside.
-- TRL runs as installed and generates with transformers (`use_vllm=False`, its default). Where its
-  defaults cost time on a CPU it gets the faster setting: float32 instead of bfloat16 autocast, no
-  gradient checkpointing, no logging, no saving. Its iteration is what lies between `on_step_begin`
+- TRL runs as installed and generates with transformers (`use_vllm=False`, its default; its vLLM
+  path does not support the version that is installed here). It gets what is faster here: no
+  gradient checkpointing, no logging, no saving, and forward passes of one group of 8, its default
+  batch size, which beat one pass over all 32. Its iteration is what lies between `on_step_begin`
   and `on_step_end`.
 
 The sides run in child processes in the order A B A B. Starting a model or an engine is timed apart;
