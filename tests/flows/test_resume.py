@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.flows.conftest import (
 )
 
 SEED = 20  # of the instants below
-COMMITS = 24  # an uninterrupted smoke run has more
+COMMITS = 24  # of the 31 of an uninterrupted smoke run
 KILLED_INSIDE_APPEND = """
 import os, signal, sys
 from storage.files import Files
@@ -93,10 +94,12 @@ def check_killed_vllm_run(instant: random.Random, folder: Path) -> int:
 
 def kill_at_random(instant: random.Random, folder: Path, *overrides: str) -> int:
     """Start the smoke run and kill -9 it at a random instant; return its commits by then."""
-    path = folder / "store"
-    child = start_child(path, folder / "log.txt", *new_run(*overrides))
-    assert kill_after(child, path, instant.randint(1, COMMITS), instant.random() * 0.3)
-    return num_commits(path)
+    path, log = folder / "store", folder / "log.txt"
+    while True:
+        child = start_child(path, log, *new_run(*overrides))
+        if kill_after(child, path, instant.randint(1, COMMITS), instant.random() * 0.3):
+            return num_commits(path)
+        shutil.rmtree(path)  # the run was quicker than its killer: the next instant
 
 
 def kill_inside_append(folder: Path, number: int, *overrides: str) -> int:
