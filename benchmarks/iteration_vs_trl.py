@@ -8,10 +8,9 @@ completion has an advantage and neither side has less to learn from.
 
 - RRL runs `rrl train`'s own loop with the vLLM engine, without orchestrator and MLflow. Its
   iteration is everything between two pins: log, artifacts and weight sync are inside. It gets what
-  is faster here: a compiled engine and larger micro-batches.
-- TRL runs as installed and generates with transformers (`use_vllm=False`, its default: on a CPU its
-  vLLM path fails when it loads new weights into the engine). It gets what is faster here: no
-  gradient checkpointing, no logging, no saving, and forward passes of one group of 8, its default
+  is faster here: a compiled engine.
+- TRL runs as installed and generates with transformers (`use_vllm=False`, its default). It gets what
+  is faster here: no gradient checkpointing, no logging, no saving, and forward passes of one group of 8, its default
   batch size, which beat one pass over all 32. Its iteration is what lies between `on_step_begin`
   and `on_step_end`.
 
@@ -74,11 +73,7 @@ def make_config(model: str, num_iterations: int, seed: int) -> Any:
                 "max_tokens": MAX_TOKENS,
                 "enforce_eager": False,
             },
-            "learner": {
-                "algorithm": "grpo",
-                "learning_rate": LEARNING_RATE,
-                "micro_batch_tokens": 2048,
-            },
+            "learner": {"algorithm": "grpo", "learning_rate": LEARNING_RATE},
             "evaluation": {"every": None},
             "tracking": {"mlflow": False},
         },

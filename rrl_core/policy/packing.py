@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_MIN_FILL = 0.95  # of a row, in a batch that has
+_ENOUGH_NODES = 256  # already
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -160,10 +163,16 @@ def _grow(completions: Sequence[Branch], max_tokens: int, share_prefix: bool) ->
 
 
 def _split(trees: Iterable[_Tree], max_tokens: int) -> Iterator[list[_Tree]]:
-    """Put rows of similar length together: longest first, so the first row decides the width."""
+    """Put rows of similar length together: longest first, so the first row decides the width.
+
+    A batch that is large enough to keep the processor busy takes no row that adds many pads:
+    a pad costs as much as a token, a batch more costs little.
+    """
     rows: list[_Tree] = []
     for tree in sorted(trees, key=len, reverse=True):
-        if rows and len(rows[0]) * (len(rows) + 1) > max_tokens:
+        num_nodes = len(rows[0]) * len(rows) if rows else 0
+        is_short = rows and len(tree) < _MIN_FILL * len(rows[0]) and num_nodes >= _ENOUGH_NODES
+        if rows and (num_nodes + len(rows[0]) > max_tokens or is_short):
             yield rows
             rows = []
         rows.append(tree)
