@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import storage.console as console
     from storage.artifacts import ArtifactStore
     from storage.commits import Head
+    from storage.compaction import Collected, Compacted, collect, compact, num_small_segments
     from storage.errors import (
         ClosedIterationError,
         ConflictError,
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArtifactStore": "artifacts",
     "ClosedIterationError": "errors",
+    "Collected": "compaction",
     "Committed": "writer",
+    "Compacted": "compaction",
     "ConflictError": "errors",
     "DamagedError": "errors",
     "DiskFullError": "errors",
@@ -53,9 +56,12 @@ _HOMES = {
     "StreamWriter": "writer",
     "SupersededError": "errors",
     "TABLES": "schemas",
+    "collect": "compaction",
+    "compact": "compaction",
     "event_id": "identity",
     "hold_run": "liveness",
     "is_run_held": "liveness",
+    "num_small_segments": "compaction",
     "open": "store",
     "verify": "verification",
 }
@@ -64,7 +70,9 @@ __all__ = [
     "TABLES",
     "ArtifactStore",
     "ClosedIterationError",
+    "Collected",
     "Committed",
+    "Compacted",
     "ConflictError",
     "DamagedError",
     "DiskFullError",
@@ -78,10 +86,13 @@ __all__ = [
     "StoreNotFoundError",
     "StreamWriter",
     "SupersededError",
+    "collect",
+    "compact",
     "console",
     "event_id",
     "hold_run",
     "is_run_held",
+    "num_small_segments",
     "open",
     "verify",
 ]

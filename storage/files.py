@@ -12,6 +12,8 @@ import os
 import re
 import secrets
 import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import DiskFullError, StorageError
@@ -20,6 +22,14 @@ TEMPORARY_FOLDER = "_tmp"
 _SLUG_LENGTH = 40
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file below the root, and the seconds since it was written by the clock of this machine."""
+
+    path: str
+    age_s: float
 
 
 class Files:
@@ -87,12 +97,32 @@ class Files:
         except FileNotFoundError:
             return []
 
-    def delete(self, path: str) -> None:
-        """Delete a file, durably; a missing one is fine."""
+    def found(self, folder: str) -> list["FoundFile"]:
+        """Return all files below `folder`, in whatever depth; those that vanish are left out."""
+        found = []
+        for at, _, names in os.walk(self.root / folder):
+            for name in sorted(names):
+                path = Path(at, name)
+                try:
+                    age_s = time.time() - path.stat().st_mtime
+                except FileNotFoundError:
+                    continue
+                found.append(FoundFile(path.relative_to(self.root).as_posix(), age_s))
+        return found
+
+    def delete(self, path: str) -> int:
+        """Delete a file and return its size; a missing one is fine, and has 0.
+
+        Nothing is synced: a file that comes back after a power cut harms nobody.
+        """
         target = self.root / path
-        target.unlink(missing_ok=True)
-        if target.parent.exists():
-            _sync(target.parent)
+        try:
+            size = target.stat().st_size
+            target.unlink()
+        except FileNotFoundError:
+            return 0
+        self.passed("deleted", path)
+        return size
 
     def passed(self, step: str, path: str) -> None:
         """Do nothing; tests replace this to crash or fail between two steps of `publish`."""

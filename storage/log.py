@@ -7,6 +7,7 @@ and the commits after it, never the whole log.
 
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,10 @@ CHECKPOINT_FOLDER = "_checkpoints"
 CHECKPOINT_EVERY = 100  # commits
 
 _logger = logging.getLogger(__name__)
+
+
+class _WrittenTooLongAgoError(Exception):
+    """Files were condemned after the segments of a draft were written."""
 
 
 class Log:
@@ -61,6 +66,29 @@ class Log:
         except FileNotFoundError:
             return None
 
+    def commit(self, make_draft: Callable[[str], Draft], check: Callable[[State], None]) -> Commit:
+        """Write new segments and commit them.
+
+        When files were condemned in between, everything is written once more under new names:
+        the condemned ones may be among those just written, if this process was stalled.
+
+        Args:
+            make_draft: writes the segments, their names made with the nonce it is given.
+            check: as for `append`.
+        """
+        while True:
+            begun_at = self.refresh().head.number
+
+            def check_all(state: State, begun_at: int = begun_at) -> None:
+                check(state)
+                if state.last_condemn > begun_at:
+                    raise _WrittenTooLongAgoError
+
+            try:
+                return self.append(make_draft(secrets.token_hex(8)), check_all)
+            except _WrittenTooLongAgoError:
+                continue
+
     def append(self, draft: Draft, check: Callable[[State], None]) -> Commit:
         """Commit `draft` as the next number.
 
@@ -72,6 +100,7 @@ class Log:
         with self._lock:
             while True:
                 state = self.refresh()
+                self._check_head(state.head)
                 check(state)
                 commit = seal(draft, state.head)
                 try:
@@ -83,6 +112,18 @@ class Log:
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit
+
+    def _check_head(self, head: Head) -> None:
+        """Refuse to build on a commit that is no longer the one that was read."""
+        if head.number == 0:
+            return
+        there = self.read(head.number)
+        if there is None or there.sha256 != head.sha256:
+            raise DamagedError(
+                f"commit {head.number} was {head.sha256} when this process read it and is "
+                f"{there.sha256 if there else 'missing'} now: the log was replaced while the "
+                "process ran, by a backup for one; nothing was committed, start it again"
+            )
 
     def newest_number(self) -> int:
         """Return the highest commit number that has a file."""
@@ -97,7 +138,7 @@ class Log:
         path = checkpoint_path(number)
         try:
             state = checkpoint_state(decode_body(self._files.read(path), path))
-        except (StorageError, FileNotFoundError, KeyError, TypeError):
+        except (StorageError, FileNotFoundError, KeyError, TypeError, AttributeError):
             return None
         return state if state.head.number == number else None
 

@@ -21,6 +21,7 @@ def read_rows(
     run_id: str | None,
     iteration: int | None,
     event_ids: set[str] | None,
+    as_of: int,
 ) -> list[dict[str, Any]]:
     """Return the rows of `live`, oldest commit first, that fit every filter that is not None.
 
@@ -29,10 +30,10 @@ def read_rows(
     if iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
     rows: list[dict[str, Any]] = []
-    for segment in sorted(live, key=lambda s: s.commit):
-        if not _may_hold(segment, run_id, iteration):
+    for segment in sorted(live, key=lambda s: s.first_commit):
+        if segment.first_commit > as_of or not _may_hold(segment, run_id, iteration):
             continue
-        found = segments.read(files, segment)
+        found = segments.read(files, segment, as_of=as_of)
         if run_id is not None:
             found = found.filter(pc.field("run_id") == run_id)
         if iteration is not None:

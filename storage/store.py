@@ -4,9 +4,9 @@ Invariant: what a reader is told `as of N` never changes, whatever is appended l
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage import commits
 from storage.artifacts import ArtifactStore
@@ -16,12 +16,15 @@ from storage.files import Files
 from storage.identity import find_table
 from storage.integrity import damage, read_checked
 from storage.log import Log
+from storage.state import State
 
 if TYPE_CHECKING:
     import duckdb
 
     from storage.views import Views
     from storage.writer import StreamWriter
+
+Answer = TypeVar("Answer")
 
 
 def open_store(path: str | Path, create: bool = False) -> "Store":
@@ -104,26 +107,8 @@ class Store:
             QueryError: the query is wrong, or `as_of` is no commit.
             DamagedError: a segment the query may read is missing or was changed.
         """
-        import duckdb
-
-        from storage.views import names_in
-
         number = self.number(as_of)
-        names = names_in(query)
-        if not allow_damaged:
-            self.check_whole()
-            self._check_hashes(names)
-        connection = self._connection(number, names, allow_damaged)
-        try:
-            relation = connection.sql(query, params=dict(params or {}))
-            if relation is None:
-                raise QueryError(f"expected a query that has an answer, came {query!r}")
-            return relation.materialize()
-        except duckdb.Error as error:
-            self._whole.clear()
-            if not allow_damaged:
-                self.check_whole()
-            raise QueryError(f"the query failed: {error}") from error
+        return self.answered(lambda state: self._query(state, query, params, number, allow_damaged))
 
     def read(
         self,
@@ -149,15 +134,19 @@ class Store:
         from storage.reading import read_rows
 
         number = self.number(as_of)
-        live = self.log.refresh().segments.values()
-        return read_rows(
-            self.files,
-            [s for s in live if s.table == table and s.commit <= number],
-            find_table(table),
-            run_id=run_id,
-            iteration=iteration,
-            event_ids=None if event_ids is None else set(event_ids),
-        )
+
+        def read(state: State) -> list[dict[str, Any]]:
+            return read_rows(
+                self.files,
+                [s for s in state.segments.values() if s.table == table],
+                find_table(table),
+                run_id=run_id,
+                iteration=iteration,
+                event_ids=None if event_ids is None else set(event_ids),
+                as_of=number,
+            )
+
+        return self.answered(read)
 
     def view(
         self,
@@ -193,6 +182,21 @@ class Store:
             raise QueryError(f"as_of: expected a commit from 0 to {newest}, came {as_of}")
         return newest if as_of is None else as_of
 
+    def answered(self, ask: Callable[[State], Answer]) -> Answer:
+        """Return what `ask` finds in the present state.
+
+        When it fails because a segment was compacted and deleted meanwhile, it is asked once more:
+        the same commits are in other files now.
+        """
+        state = self.log.refresh()
+        try:
+            return ask(state)
+        except (DamagedError, QueryError):
+            newer = self.log.refresh()
+            if state.segments.keys() <= newer.segments.keys():
+                raise
+            return ask(newer)
+
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""
         found = {}
@@ -214,20 +218,48 @@ class Store:
                 "at the rest with `--allow-damaged`"
             )
 
-    def _check_hashes(self, tables: list[str]) -> None:
-        for segment in self.log.refresh().segments.values():
+    def check_hashes(self, state: State, tables: Collection[str]) -> None:
+        """Compare the segments of `tables` with their committed hashes, once a process."""
+        for segment in state.segments.values():
             if segment.table in tables and segment.path not in self._checked:
                 read_checked(self.files, segment)
                 self._checked.add(segment.path)
 
+    def _query(
+        self,
+        state: State,
+        query: str,
+        params: Mapping[str, Any] | None,
+        number: int,
+        allow_damaged: bool,
+    ) -> "duckdb.DuckDBPyRelation":
+        import duckdb
+
+        from storage.views import names_in
+
+        names = names_in(query)
+        if not allow_damaged:
+            self.check_whole()
+            self.check_hashes(state, names)
+        connection = self._connection(state, number, names, allow_damaged)
+        try:
+            relation = connection.sql(query, params=dict(params or {}))
+            if relation is None:
+                raise QueryError(f"expected a query that has an answer, came {query!r}")
+            return relation.materialize()
+        except duckdb.Error as error:
+            self._whole.clear()
+            if not allow_damaged:
+                self.check_whole()
+            raise QueryError(f"the query failed: {error}") from error
+
     def _connection(
-        self, number: int, names: list[str], allow_damaged: bool
+        self, state: State, number: int, names: list[str], allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
         """Return a cursor that knows `names` as of `number`; it lives as long as the head."""
         from storage.views import Views
 
         with self._lock:
-            state = self.log.refresh()
             key = (state.head, number, allow_damaged)
             if self._views is None or self._views[0] != key:
                 without = self.damaged() if allow_damaged else {}
