@@ -68,7 +68,7 @@ def run_query(
     live = [s for s in store.log.refresh().segments.values() if s.path not in damaged]
     views = Views(store.path, live, number)
     check_is_one_select(views.connection, query)
-    views.define(names_in(query))
+    views.define(query)
     connection = _locked(views)
     with _time_limit(connection, time_limit_s):
         try:

@@ -281,7 +281,7 @@ LEARNED_SAMPLES = Table(
     "learned_samples",
     "ls",
     "derived",
-    "A sample entered an optimizer step that was taken.",
+    "A sample entered an optimizer step; one that was skipped taught nothing (`updates`).",
     (
         _RUN,
         _ITERATION,
@@ -311,7 +311,7 @@ UPDATES = Table(
     "updates",
     "up",
     "derived",
-    "An optimizer step was taken.",
+    "An optimizer step was taken, or skipped because nothing had an advantage.",
     (
         _RUN,
         _ITERATION,

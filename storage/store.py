@@ -241,7 +241,7 @@ class Store:
         if not allow_damaged:
             self.check_whole()
             self.check_hashes(state, names)
-        connection = self._connection(state, number, names, allow_damaged)
+        connection = self._connection(state, number, query, allow_damaged)
         try:
             relation = connection.sql(query, params=dict(params or {}))
             if relation is None:
@@ -254,9 +254,9 @@ class Store:
             raise QueryError(f"the query failed: {error}") from error
 
     def _connection(
-        self, state: State, number: int, names: list[str], allow_damaged: bool
+        self, state: State, number: int, query: str, allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
-        """Return a cursor that knows `names` as of `number`; it lives as long as the head."""
+        """Return a cursor that knows what `query` reads, as of `number`; it lives as long as the head."""
         from storage.views import Views
 
         with self._lock:
@@ -266,5 +266,5 @@ class Store:
                 live = [s for s in state.segments.values() if s.path not in without]
                 self._views = key, Views(self.path, live, number)
             views = self._views[1]
-            views.define(names)
+            views.define(query)
             return views.connection.cursor()

@@ -45,7 +45,7 @@ class Views:
     def __init__(self, root: Path, segments: Iterable[LiveSegment], as_of: int) -> None:
         self.connection = duckdb.connect(":memory:")
         self.as_of = as_of
-        self._defined: set[str] = set()
+        self._defined: set[tuple[str, str]] = set()
         self._root = root
         self._segments: dict[str, list[LiveSegment]] = {name: [] for name in TABLES}
         for segment in sorted(segments, key=lambda s: s.first_commit):
@@ -53,19 +53,28 @@ class Views:
         for statement in _SETUP:
             self.connection.execute(statement)
 
-    def define(self, names: Iterable[str]) -> None:
-        """Make `names` known, which must come in the order of definition."""
-        for name in names:
-            if name in self._defined:
-                continue
+    def define(self, query: str) -> None:
+        """Make known what `query` may read: macros for all of it, plain views for what it names.
+
+        A plain view is bound when it is created, which opens every file it reads.
+        """
+        needed = names_in(query)
+        plain = needed if len(needed) == len(TABLES) + len(VIEWS) else _words(query) & {*needed}
+        for name in needed:
             if name in TABLES:
                 select = table_sql(TABLES[name], self._root, self._segments[name])
             else:
                 select = view_sql(name).replace("$as_of", "as_of")
-            plain = f"create view {name} as select * from {name}({self.as_of})"  # noqa: S608
-            self.connection.execute(f"create macro {name}(as_of) as table {select}")
-            self.connection.execute(plain)
-            self._defined.add(name)
+            self._define(f"macro {name}(as_of) as table {select}", name)
+        for name in plain:
+            select = f"select * from {name}({self.as_of})"  # noqa: S608
+            self._define(f"view {name} as {select}", name)
+
+    def _define(self, what: str, name: str) -> None:
+        key = (what[:4], name)
+        if key not in self._defined:
+            self.connection.execute(f"create {what}")
+            self._defined.add(key)
 
     def paths(self) -> list[str]:
         """Return the files that queries may read."""
@@ -103,8 +112,12 @@ def ask_sql(name: str) -> str:
     return " ".join(line.strip() for line in lines if line and not line.startswith("--"))
 
 
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
 def _closure(query: str) -> set[str]:
-    words = set(re.findall(r"\w+", query.lower()))
+    words = _words(query)
     found = words & {*TABLES, *VIEWS}
     for name in words & set(VIEWS):
         found |= _closure(re.sub("--.*", "", view_sql(name)))
