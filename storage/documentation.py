@@ -41,8 +41,8 @@ rrl-data/
   Kinds: {", ".join(f"`{kind}`" for kind in KINDS)}.
 - `as of N` means the rows that commits 1 to N made exist. It is a predicate on rows, so it gives
   the same answer after compaction and garbage collection.
-- A **checkpoint** is written every {CHECKPOINT_EVERY} commits. It saves time and holds nothing that the
-  commits do not; a bad one is passed over.
+- A **checkpoint** is written every {CHECKPOINT_EVERY} commits. It saves time and holds nothing that
+  the commits do not; a bad one is passed over.
 - Folder names carry no data: the run is the column `run_id`.
 
 ## Identity
