@@ -1,8 +1,8 @@
 """The example store that docs/sql.md asks, and the answers it gives.
 
 Two runs of four iterations on small sums (`sums-a`; `sums-b`, which was interrupted, takes two
-steps an iteration and replays old rollouts), and a stream that judges `sums-a` once more
-with a newer scorer. Everything but nonces and moments is a function of this file: tokens are bytes,
+steps an iteration and replays old rollouts), and a stream that judges `sums-a` once more with a
+newer scorer. Everything but nonces and moments is a function of this file: tokens are bytes, and
 seconds are made up.
 
     python -m tests.docs_example FOLDER    make the store
@@ -25,7 +25,9 @@ from tests.storage import rows as make
 from tests.storage.rows import Row
 
 DOC = Path(__file__).resolve().parent.parent / "docs/sql.md"
-QUESTION = re.compile(r"^```sql\n(?P<query>.*?)^```\n(\n```text\n(?P<answer>.*?)^```\n)?", re.M | re.S)
+QUESTION = re.compile(
+    r"^```sql\n(?P<query>.*?)^```\n(\n```text\n(?P<answer>.*?)^```\n)?", re.M | re.S
+)
 
 TRAIN = ((17, "+", 25), (8, "-", 13), (36, "+", 7), (90, "-", 44), (5, "+", 68), (12, "+", 12))
 EVAL = ((11, "+", 31), (70, "-", 9), (3, "+", 44))
