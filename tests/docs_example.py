@@ -5,22 +5,39 @@ steps an iteration and replays old rollouts), and a stream that judges `sums-a` 
 newer scorer. Everything but nonces and moments is a function of this file: tokens are bytes, and
 seconds are made up.
 
-    python -m tests.docs_example FOLDER    make the store
+    python -m tests.docs_example FOLDER    make the store in a new folder
     python -m tests.docs_example --write   put the present answers into docs/sql.md
 """
 
 import argparse
 import json
-import random
 import re
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 import storage
 from storage import console
+from tests.docs_sums import (
+    EVAL,
+    GROUP_SIZE,
+    MAX_TOKENS,
+    PICKED,
+    REFUSED,
+    SUMS_A,
+    SUMS_B,
+    TRAIN,
+    VERSIONS,
+    Run,
+    Sum,
+    completion_text,
+    prompt_id,
+    prompt_row,
+    right_answer,
+    sampled_facts,
+    score_row,
+    wrong_answer,
+)
 from tests.storage import rows as make
 from tests.storage.rows import Row
 
@@ -29,79 +46,12 @@ QUESTION = re.compile(
     r"^```sql\n(?P<query>.*?)^```\n(\n```text\n(?P<answer>.*?)^```\n)?", re.M | re.S
 )
 
-TRAIN = ((17, "+", 25), (8, "-", 13), (36, "+", 7), (90, "-", 44), (5, "+", 68), (12, "+", 12))
-EVAL = ((11, "+", 31), (70, "-", 9), (3, "+", 44))
-Sum = tuple[int, str, int]
-Texts = dict[tuple[int, int, int], str]  # by iteration, number of the prompt, sample index
-
-GROUP_SIZE = 4
-MAX_TOKENS = 48
-PICKED = {1: (0, 1, 2, 3), 2: (4, 5, 0, 1), 3: (2, 3, 4, 5), 4: (0, 1, 2, 3)}  # of TRAIN
-THOUGHTS = ("Ones first. ", "Then tens. ", "Now both. ")
-VERSIONS = {"final_number": "1", "strict_format": "1"}
-REFUSED = ("sums-b", 2, 2)  # run, iteration and held-out prompt the sampler could not serve
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run: how many of each group are right (picked prompts in order), and how it learns."""
-
-    run_id: str
-    right: dict[int, tuple[int, ...]]
-    held_out: dict[int, tuple[bool, ...]]
-    learning_rate: float
-    kl_coef: float
-    epochs: int
-    drift: float  # of the mismatch per iteration
-    texts: Texts = field(default_factory=dict)
-    interrupted_after: int | None = None
-    replayed: dict[int, int] = field(default_factory=dict)  # iteration: the one it replays from
-
-    @property
-    def config(self) -> Row:
-        return {
-            "run": {"name": self.run_id, "iterations": 4, "seed": 7},
-            "sampler": {"prompts": 4, "group_size": GROUP_SIZE, "max_tokens": MAX_TOKENS},
-            "learner": {
-                "algorithm": "dr_grpo",
-                "learning_rate": self.learning_rate,
-                "kl_coef": self.kl_coef,
-                "epochs": self.epochs,
-                "clip_high": None if self.epochs == 1 else 0.28,
-            },
-        }
-
-    @property
-    def opened(self) -> Row:
-        return make.OPENED | {"config_json": json.dumps(self.config)}
-
-
-SUMS_A = Run(
-    "sums-a",
-    right={1: (1, 2, 0, 0), 2: (2, 4, 1, 0), 3: (1, 0, 2, 4), 4: (3, 2, 2, 0)},
-    held_out={0: (True, False, False), 2: (True, True, False), 4: (True, True, False)},
-    learning_rate=1e-4,
-    kl_coef=0.0,
-    epochs=1,
-    drift=0.0,
-    texts={(1, 2, 1): "36 + 7 = 43\n#### 43 = 40 + 3"},  # its last number is not the answer
-)
-SUMS_B = Run(
-    "sums-b",
-    right={1: (1, 2, 0, 0), 2: (3, 4, 2, 1), 3: (0, 2, 0, 4), 4: (4, 0, 3, 1)},
-    held_out={0: (True, False, False), 2: (True, True, False), 4: (False, True, False)},
-    learning_rate=4e-4,
-    kl_coef=0.02,
-    epochs=2,
-    drift=0.01,
-    interrupted_after=2,
-    replayed={4: 2},
-)
 RESCORED = "rescore-final-number-2"
 
 
 def build(path: Path) -> storage.Store:
-    """Make the example store in an empty folder."""
+    """Make the example store in a new folder; never add to a store that somebody trained."""
+    path.mkdir(parents=True)
     store = storage.open(path, create=True)
     for run in (SUMS_A, SUMS_B):
         _Training(store, run).run_all()
@@ -129,7 +79,7 @@ class _Training:
 
     def __init__(self, store: storage.Store, run: Run) -> None:
         self.store = store
-        self.config = run
+        self.run = run
         self.writer = store.open_stream(run.run_id, run.opened)
         self.past: dict[int, list[tuple[Row, Row]]] = {}  # scored attempts with their scores
 
@@ -139,11 +89,11 @@ class _Training:
             if iteration > 0:
                 self._attempts(iteration)
             self._learn(iteration)
-            if iteration in self.config.held_out:
+            if iteration in self.run.held_out:
                 self._evaluate(iteration)
-            if iteration == self.config.interrupted_after:
+            if iteration == self.run.interrupted_after:
                 self._end("interrupted")
-                self.writer = self.store.open_stream(self.config.run_id, self.config.opened)
+                self.writer = self.store.open_stream(self.run.run_id, self.run.opened)
         self._end("finished")
 
     def _pin(self, iteration: int) -> None:
@@ -158,7 +108,7 @@ class _Training:
         picked = PICKED[iteration]
         for batch in (0, 1):
             key = f"i{iteration}-attempt-{batch}"
-            if (self.config.run_id, iteration, batch) == ("sums-a", 3, 1):
+            if (self.run.run_id, iteration, batch) == ("sums-a", 3, 1):
                 self._fail(iteration, "generate", key, "SamplerError", "the engine stopped")
             numbers = picked[2 * batch : 2 * batch + 2]
             of_batch = [
@@ -170,29 +120,33 @@ class _Training:
         self.past[iteration] = self._judge(iteration, "attempt", rollouts)
 
     def _attempt(self, iteration: int, number: int, index: int, batch_key: str) -> Row:
-        run, problem = self.config, TRAIN[number]
+        run, problem = self.run, TRAIN[number]
         num_right = run.right[iteration][PICKED[iteration].index(number)]
         is_right = (index + iteration) % GROUP_SIZE < num_right
         text = run.texts.get((iteration, number, index))
         if text is None:
-            guess = _answer(problem) if is_right else _wrong(problem, run.run_id, iteration, index)
+            guess = (
+                right_answer(problem)
+                if is_right
+                else wrong_answer(problem, run.run_id, iteration, index)
+            )
             num_thoughts = min(iteration - 1, 2) if is_right else iteration - 1 + index % 2
             has_line = iteration > 1 or index % 2 == 1
-            text = _text(problem, guess, num_thoughts, has_line)
+            text = completion_text(problem, guess, num_thoughts, has_line)
         place = make.rollout(prompt_id(problem), index, iteration, role="attempt")
-        return place | _sampled(problem, text) | self._policy(iteration - 1, 1.0, batch_key)
+        return place | sampled_facts(problem, text) | self._policy(iteration - 1, 1.0, batch_key)
 
     def _evaluate(self, iteration: int) -> None:
         key = f"i{iteration}-evaluation-0"
         rollouts = []
         for number, (problem, is_right) in enumerate(
-            zip(EVAL, self.config.held_out[iteration], strict=True)
+            zip(EVAL, self.run.held_out[iteration], strict=True)
         ):
-            guess = _answer(problem) + (0 if is_right else 1)
+            guess = right_answer(problem) + (0 if is_right else 1)
             row = make.rollout(prompt_id(problem), 0, iteration, role="evaluation")
-            row |= _sampled(problem, _text(problem, guess, 0, has_line=True))
+            row |= sampled_facts(problem, completion_text(problem, guess, 0, has_line=True))
             row |= self._policy(iteration, 0.0, key)
-            if (self.config.run_id, iteration, number) == REFUSED:
+            if (self.run.run_id, iteration, number) == REFUSED:
                 error = "expected at most 9 prompt tokens, came 10"
                 row |= {"status": "error", "error": error, "finish_reason": "error"}
                 row |= {"completion": "", "num_completion_tokens": 0}
@@ -208,14 +162,14 @@ class _Training:
             "mean_completion_tokens": fmean(r["num_completion_tokens"] for r, _ in judged),
         }  # fmt: skip
         self.writer.append({"evaluations": [evaluation]}, f"i{iteration}-evaluation")
-        if self.config.run_id == "sums-b":
+        if self.run.run_id == "sums-b":
             self._fail(iteration, "track", "mlflow", "ConnectionError", "no answer within 5 s")
 
     def _append_rollouts(
         self, rollouts: list[Row], problems: tuple[Sum, ...] | list[Sum], split: str, key: str
     ) -> list[Row]:
         seconds = round(0.5 + 0.01 * sum(r["num_completion_tokens"] for r in rollouts), 2)
-        group = f"{self.config.run_id}-{key.split('-')[0]}"
+        group = f"{self.run.run_id}-{key.split('-')[0]}"
         rows = [
             r | {"batch_key": key, "generate_s": seconds, "group_id": f"{group}-{r['prompt_id']}"}
             for r in rollouts
@@ -230,7 +184,7 @@ class _Training:
             )
             for r in rows
         ]
-        prompts = [_prompt(problem, split) for problem in problems]
+        prompts = [prompt_row(problem, split) for problem in problems]
         committed = self.writer.append(
             {"prompts": prompts, "rollouts": rows, "rollout_tokens": tokens}, key
         )
@@ -239,12 +193,14 @@ class _Training:
     def _judge(self, iteration: int, role: str, rollouts: list[Row]) -> list[tuple[Row, Row]]:
         """Judge by both scorers; return the rollouts with a reward, and their reward."""
         ok = [r for r in rollouts if r["status"] == "ok"]
-        scores = [_score(r, name, "1") for name in VERSIONS for r in ok]
+        scores = [score_row(r, name, "1") for name in VERSIONS for r in ok]
         again = []
         for place, status in ((1, "timeout"), (2, "scorer_error")):  # two judgements fail
             if (role, iteration) == ("attempt", 2):
                 scores[place] |= {"value": None, "status": status}
-                again = [_score(ok[1], "final_number", "1") | {"attempt": 1}]  # one is tried again
+                again = [
+                    score_row(ok[1], "final_number", "1") | {"attempt": 1}
+                ]  # one is tried again
         key = f"i{iteration}-{role}-scores"
         committed = self.writer.append({"scores": scores}, key).rows["scores"]
         if again:
@@ -261,7 +217,7 @@ class _Training:
         replays: list[Row] = []
         updates: list[Row] = []
         learned: list[Row] = []
-        for step in range(self.config.epochs if iteration else 0):
+        for step in range(self.run.epochs if iteration else 0):
             planned = self._planned(iteration, step)
             replays += planned
             learned += [self._learned(row) for row in planned]
@@ -269,14 +225,14 @@ class _Training:
                 make.update(
                     iteration, step, batch_id=planned[0]["batch_id"], algorithm="dr_grpo",
                     loss=round(-0.02 * iteration, 4), policy_loss=round(-0.02 * iteration, 4),
-                    learning_rate=self.config.learning_rate, num_sequences=len(planned),
+                    learning_rate=self.run.learning_rate, num_sequences=len(planned),
                     num_loss_tokens=sum(r["num_loss_tokens"] for r in learned[-len(planned) :]),
                     learn_s=2.5 + 0.25 * iteration,
                 )
             )  # fmt: skip
         if replays:
             self.writer.append({"replays": replays}, f"i{iteration}-batch")
-        adapter = f"{self.config.run_id} {iteration}".encode()
+        adapter = f"{self.run.run_id} {iteration}".encode()
         policy = {
             "policy_version": iteration, "iteration": iteration, "base_digest": "base",
             "adapter_digest": f"adapter-{iteration}", "policy_digest": f"policy-{iteration}",
@@ -290,8 +246,8 @@ class _Training:
     def _planned(self, iteration: int, step: int) -> list[Row]:
         """Return the samples of a step: the fresh ones, and the best of an old iteration."""
         entries = [(rollout, score, "fresh") for rollout, score in self.past[iteration]]
-        if iteration in self.config.replayed:
-            old = self.past[self.config.replayed[iteration]]
+        if iteration in self.run.replayed:
+            old = self.past[self.run.replayed[iteration]]
             entries += [(r, s, "prioritised") for r, s in old if s["value"] == 1.0][:2]
         rows = []
         for position, (rollout, score, pick_kind) in enumerate(entries):
@@ -304,10 +260,10 @@ class _Training:
             rows.append(
                 make.planned(
                     rollout["event_id"], position, iteration, step=step,
-                    batch_id=f"b-{self.config.run_id}-{iteration}-{step}",
+                    batch_id=f"b-{self.run.run_id}-{iteration}-{step}",
                     unit="fresh" if is_fresh else "trajectory", pick_kind=pick_kind,
                     priority=None if is_fresh else 0.5, probability=None if is_fresh else 0.25,
-                    source_run_id=self.config.run_id, group_id=rollout["group_id"],
+                    source_run_id=self.run.run_id, group_id=rollout["group_id"],
                     score_id=score["event_id"], reward=score["value"],
                     advantage=score["value"] - fmean(group),
                     age=iteration - 1 - rollout["policy_version"],
@@ -324,10 +280,10 @@ class _Training:
         )  # fmt: skip
         row = make.learned(planned["rollout_id"], iteration, step=step)
         row |= {"num_loss_tokens": rollout["num_completion_tokens"]}
-        if planned["advantage"] == 0 and self.config.kl_coef == 0:
+        if planned["advantage"] == 0 and self.run.kl_coef == 0:
             return row
         spread = rollout["sample_index"] / 100
-        mismatch = 0.01 + self.config.drift * (iteration - 1 + planned["age"])
+        mismatch = 0.01 + self.run.drift * (iteration - 1 + planned["age"])
         return row | {
             "policy_logprob_mean": -0.5,
             "mismatch_mean": round(mismatch * (1 + spread), 6),
@@ -336,8 +292,8 @@ class _Training:
             "ratio_mean": 1.0 if step == 0 else 1.02,
             "frac_clipped": 0.0 if step == 0 else 0.0625,
             "frac_truncated": 0.125 if planned["age"] else 0.0,
-            "kl_mean": 0.005 * iteration if self.config.kl_coef else None,
-            "entropy_mean": round(1.2 - (0.08 + 4 * self.config.drift) * iteration + spread, 6),
+            "kl_mean": 0.005 * iteration if self.run.kl_coef else None,
+            "entropy_mean": round(1.2 - (0.08 + 4 * self.run.drift) * iteration + spread, 6),
         }
 
     def _policy(self, version: int, temperature: float, batch_key: str) -> Row:
@@ -354,7 +310,7 @@ class _Training:
         self.writer.append({"failures": [row]}, f"i{iteration}-failure")
 
     def _end(self, what: str) -> None:
-        row = self.config.opened | {"run_epoch": self.writer.epoch, "what": what}
+        row = self.run.opened | {"run_epoch": self.writer.epoch, "what": what}
         self.writer.append({"runs": [row]}, what)
 
 
@@ -363,83 +319,9 @@ def _judge_again(store: storage.Store, run: Run) -> None:
     opened = make.OPENED | {"planned_iterations": 0}
     writer = store.open_stream(RESCORED, opened)
     rollouts = [r for r in store.read("rollouts", run_id=run.run_id) if r["status"] == "ok"]
-    scores = [_score(rollout, "final_number", "2") for rollout in rollouts]
+    scores = [score_row(rollout, "final_number", "2") for rollout in rollouts]
     writer.append({"scores": scores}, "scores")
     writer.append({"runs": [opened | {"run_epoch": 1, "what": "finished"}]}, "finished")
-
-
-def prompt_id(problem: Sum) -> str:
-    left, sign, right = problem
-    return f"p-{left}-{'plus' if sign == '+' else 'minus'}-{right}"
-
-
-def _prompt(problem: Sum, split: str) -> Row:
-    messages = [{"role": "user", "content": f"What is {_spelled(problem)}?"}]
-    row = make.prompt(prompt_id(problem), str(_answer(problem)))
-    return row | {"split": split, "messages_json": json.dumps(messages)}
-
-
-def _answer(problem: Sum) -> int:
-    left, sign, right = problem
-    return left + right if sign == "+" else left - right
-
-
-def _spelled(problem: Sum) -> str:
-    return " ".join(map(str, problem))
-
-
-def _wrong(problem: Sum, *place: object) -> int:
-    chance = random.Random(repr((problem, *place)))
-    return _answer(problem) + chance.choice([1, 1, 10, -10])
-
-
-def _text(problem: Sum, guess: int, num_thoughts: int, has_line: bool) -> str:
-    thoughts = "".join(THOUGHTS[:num_thoughts])
-    return f"{thoughts}{_spelled(problem)} = {guess}" + (f"\n#### {guess}" if has_line else "")
-
-
-def _sampled(problem: Sum, text: str) -> Row:
-    """Return the facts of a completion whose tokens are the bytes of `text`, cut at the limit."""
-    return {
-        "num_prompt_tokens": len(prompt_id(problem)),
-        "num_completion_tokens": min(len(text), MAX_TOKENS),
-        "finish_reason": "length" if len(text) > MAX_TOKENS else "stop",
-        "completion": text[:MAX_TOKENS],
-    }
-
-
-def _last_number(text: str) -> str | None:
-    return (re.findall(r"-?\d+", text) or [None])[-1]
-
-
-def _marked_number(text: str) -> str | None:
-    found = re.search(r"#### (-?\d+)", text)
-    return found and found[1]
-
-
-def _marked_alone(text: str) -> str | None:
-    found = re.search(r"^#### (-?\d+)$(?!\n)", text, re.M)
-    return found and found[1]
-
-
-READERS: dict[tuple[str, str], Callable[[str], str | None]] = {
-    ("final_number", "1"): _last_number,
-    ("final_number", "2"): _marked_number,
-    ("strict_format", "1"): _marked_alone,
-}
-
-
-def _score(rollout: Row, scorer: str, version: str) -> Row:
-    problem = next(p for p in (*TRAIN, *EVAL) if prompt_id(p) == rollout["prompt_id"])
-    read = READERS[scorer, version](rollout["completion"])
-    return make.score(
-        rollout["event_id"],
-        float(read == str(_answer(problem))),
-        rollout["iteration"],
-        scorer=scorer,
-        scorer_version=version,
-        feedback="no number found" if read is None else "",
-    )
 
 
 def main() -> None:

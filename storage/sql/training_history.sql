@@ -8,7 +8,8 @@
 --   tokens_sampled           tokens of the attempts
 --   sampled_tokens_per_s     by the time of their sampler batches
 --   frac_groups_all_right, frac_groups_all_wrong  of the groups with a reward, those where every
---                            reward, or none, is 0.999 or more: a group like that teaches nothing
+--                            reward, or none, is 0.999 or more: where rewards are 0 or 1, a group
+--                            like that teaches nothing
 --   num_steps                optimizer steps taken (skipped ones are not)
 --   loss, kl_loss, grad_norm means over these steps; kl_loss is weighted
 --   kl_mean                  mean KL to the reference (nats) over the learned samples
