@@ -14,7 +14,7 @@ from storage.commits import KINDS
 from storage.log import CHECKPOINT_EVERY
 from storage.schemas import COMMON, TABLES, Column, Table
 from storage.upcast import SQL_TYPES
-from storage.views import VIEWS, Views, names_in, view_sql
+from storage.views import VIEWS, Views, view_sql
 
 _OPENING = f"""\
 # The event log
@@ -135,7 +135,7 @@ def _column_grid(columns: Sequence[Column], is_common: bool = False) -> str:
 
 def _views() -> list[str]:
     empty = Views(Path(), (), as_of=0)
-    empty.define(names_in(" ".join(VIEWS)))
+    empty.define(" ".join(VIEWS))
     texts = []
     for name in VIEWS:
         columns = empty.connection.sql(f"describe {name}").fetchall()
