@@ -7,9 +7,10 @@ AdamW step, no KL, the same threads. The reward is a hash of the completion, so 
 completion has an advantage and neither side has less to learn from.
 
 - RRL runs `rrl train`'s own loop with the vLLM engine, without orchestrator and MLflow. Its
-  iteration is everything between two pins: log, artifacts and weight sync are inside.
-- TRL runs as installed and generates with transformers (`use_vllm=False`, its default; its vLLM
-  path does not support the version that is installed here). It gets what is faster here: no
+  iteration is everything between two pins: log, artifacts and weight sync are inside. It gets what
+  is faster here: a compiled engine and larger micro-batches.
+- TRL runs as installed and generates with transformers (`use_vllm=False`, its default: on a CPU its
+  vLLM path fails when it loads new weights into the engine). It gets what is faster here: no
   gradient checkpointing, no logging, no saving, and forward passes of one group of 8, its default
   batch size, which beat one pass over all 32. Its iteration is what lies between `on_step_begin`
   and `on_step_end`.
@@ -71,8 +72,13 @@ def make_config(model: str, num_iterations: int, seed: int) -> Any:
                 "prompts": NUM_PROMPTS,
                 "group_size": GROUP_SIZE,
                 "max_tokens": MAX_TOKENS,
+                "enforce_eager": False,
             },
-            "learner": {"algorithm": "grpo", "learning_rate": LEARNING_RATE},
+            "learner": {
+                "algorithm": "grpo",
+                "learning_rate": LEARNING_RATE,
+                "micro_batch_tokens": 2048,
+            },
             "evaluation": {"every": None},
             "tracking": {"mlflow": False},
         },

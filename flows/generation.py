@@ -101,9 +101,11 @@ def _generate_batch(
 ) -> None:
     started = time.monotonic()
     completions = _sample(session, phase, batch_key, batch)
+    version = session.sampler.policy_version
+    [policy] = session.store.read("policies", run_id=session.run_id, iteration=version)
     facts = {
-        "policy_version": session.sampler.policy_version,
-        "policy_digest": session.policy.digest(),
+        "policy_version": version,
+        "policy_digest": policy["policy_digest"],
         "engine": session.sampler.engine,
         "sync": session.sampler.sync,
         "batch_key": batch_key,

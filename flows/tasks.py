@@ -5,6 +5,8 @@ Every step may be called again: what is committed is kept, so a resumed run is t
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from flows.batching import replay_rows
@@ -141,15 +143,16 @@ def evaluate(run_id: str, iteration: int) -> int:
 def track(run_id: str, iteration: int) -> None:
     """Project the iteration to MLflow; a failing tracker is recorded, never fatal."""
     session = session_of(run_id)
-    try:
+    with _recorded_tracking(session, iteration):
         session.tracker.log_iteration(session.store, iteration)
-    except Exception as error:  # whatever a tracking server does, training goes on
-        record_failure(session, iteration, "track", "mlflow", error)
 
 
 def finish(run_id: str, what: str, reason: str | None = None) -> int:
     """Record how the run came to its end; return the commit."""
     session = session_of(run_id)
+    closed = session.writer.last_closed_iteration
+    with _recorded_tracking(session, 0 if closed is None else closed + 1):
+        session.tracker.close(what)
     facts = session.store.read("runs", run_id=run_id)[-1]
     kept = ("config_json", "seed_root", "planned_iterations", "code_version", "packages_json")
     row = {key: facts[key] for key in kept} | {
@@ -160,6 +163,15 @@ def finish(run_id: str, what: str, reason: str | None = None) -> int:
     }
     closes = session.config.run.iterations if what == "finished" else None
     return session.writer.append({"runs": [row]}, batch_key=what, closes_iteration=closes).commit
+
+
+@contextmanager
+def _recorded_tracking(session: Session, iteration: int) -> Iterator[None]:
+    """Record what goes wrong as a failure of `iteration`; whatever MLflow does, training goes on"""
+    try:
+        yield
+    except Exception as error:
+        record_failure(session, iteration, "track", "mlflow", error)
 
 
 def _picked(session: Session, iteration: int) -> list[Prompt]:
@@ -211,12 +223,13 @@ def _publish(session: Session, iteration: int, version: int, learned: dict[str, 
     """Store the artifacts durably, then commit the policy together with what it learned from."""
     artifacts = session.store.artifacts
     policy = session.policy
+    adapter_digest = policy.adapter_digest()
     row = {
         "policy_version": version,
         "iteration": iteration,
         "base_digest": policy.base_digest,
-        "adapter_digest": policy.adapter_digest(),
-        "policy_digest": policy.digest(),
+        "adapter_digest": adapter_digest,
+        "policy_digest": policy.digest(adapter_digest),
         "adapter_artifact": artifacts.put(policy.adapter_bytes(), "adapter"),
         "optimizer_artifact": artifacts.put(
             session.learner.optimizer_state(), f"optimizer_{session.run_id.replace('-', '_')}"

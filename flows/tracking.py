@@ -11,6 +11,7 @@ from flows.config import RunConfig
 from storage import Store
 
 RUN_TAG = "rrl.run_id"
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 def tracking_uri(store_path: Path, config: RunConfig) -> str:
@@ -28,36 +29,58 @@ class Tracker:
         self._client: Any = None
         self._mlflow_run_id = ""
         self._logged: set[int] = set()
+        self._sent: tuple[set[int], Any] | None = None  # iterations on their way, the operation
 
     def log_iteration(self, store: Store, iteration: int) -> None:
-        """Log the iteration's metrics as of now, once; a resumed run logs nothing twice."""
+        """Send the metrics of every iteration up to this one that MLflow lacks, each once.
+
+        They are written while the next iteration is sampled: a failure shows at the next call,
+        which sends them again.
+        """
         if not self._config.tracking.mlflow:
             return
         if self._client is None:
             self._start()
-        if iteration in self._logged:
+        self._wait()
+        missing = set(range(iteration + 1)) - self._logged
+        if not missing:
             return
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import RunTag
 
-        metrics = iteration_metrics(store, self._run_id, iteration)
         head = store.head()
-        moment = _milliseconds(store, self._run_id, iteration)
-        self._client.log_batch(
+        operation = self._client.log_batch(
             self._mlflow_run_id,
-            metrics=[
-                Metric(name, value, moment, iteration) for name, value in sorted(metrics.items())
-            ],
+            metrics=[m for i in sorted(missing) for m in self._metrics(store, i)],
             tags=[
                 RunTag("rrl.head_number", str(head.number)),
                 RunTag("rrl.head_sha256", head.sha256),
             ],
+            synchronous=False,
         )
-        self._logged.add(iteration)
+        self._sent = missing, operation
 
-    def close(self) -> None:
-        """Mark the MLflow run as ended."""
+    def close(self, how: str) -> None:
+        """Wait for what was sent, and mark the MLflow run as ended: finished, interrupted, failed.
+
+        A second call does nothing.
+        """
         if self._client is not None:
-            self._client.set_terminated(self._mlflow_run_id)
+            client, self._client = self._client, None
+            self._wait()
+            client.set_terminated(self._mlflow_run_id, _STATUS[how])
+
+    def _wait(self) -> None:
+        if self._sent is not None:
+            (iterations, operation), self._sent = self._sent, None
+            operation.wait()
+            self._logged |= iterations
+
+    def _metrics(self, store: Store, iteration: int) -> list[Any]:
+        from mlflow.entities import Metric
+
+        moment = _milliseconds(store, self._run_id, iteration)
+        metrics = iteration_metrics(store, self._run_id, iteration)
+        return [Metric(name, value, moment, iteration) for name, value in sorted(metrics.items())]
 
     def _start(self) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

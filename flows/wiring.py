@@ -126,7 +126,6 @@ def open_session(
             finally:
                 sampler = session.sampler
                 del _sessions[run_id]
-                tracker.close()
     finally:
         sampler.close()
 

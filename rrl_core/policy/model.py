@@ -108,9 +108,13 @@ class Policy:
         """Return the digest of the adapter's tensors."""
         return tensors_digest(self.adapter_state())
 
-    def digest(self) -> str:
-        """Return the digest of the whole policy: base model, scale of the adapter, adapter."""
-        parts = [self.base_digest, self.lora.alpha / self.lora.rank, self.adapter_digest()]
+    def digest(self, adapter_digest: str | None = None) -> str:
+        """Return the digest of the whole policy: base model, scale of the adapter, adapter.
+
+        `adapter_digest` is the adapter's, where the caller has it already.
+        """
+        adapter_digest = adapter_digest or self.adapter_digest()
+        parts = [self.base_digest, self.lora.alpha / self.lora.rank, adapter_digest]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def merged_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
