@@ -118,6 +118,24 @@ def verify(
     inspect_commands.verify(deep, anchor, store, as_json)
 
 
+@app.command()
+def compact(
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Only this run.")] = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Files no longer needed are deleted when they are older, in two calls."
+        ),
+    ] = 3600.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small segments into large ones, and delete files that nothing needs any more."""
+    from flows import maintenance_commands
+
+    maintenance_commands.compact(run_id, grace_s, store, as_json)
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="smollm2-135m")],
