@@ -11,7 +11,6 @@ import hashlib
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.commits import Segment
@@ -99,25 +98,18 @@ def describe(
     )
 
 
-def read(
-    files: Files, segment: LiveSegment, columns: list[str] | None = None, as_of: int | None = None
-) -> pa.Table:
-    """Return the rows of a segment in the order they were committed, without their positions.
+def read(files: Files, segment: LiveSegment, columns: list[str] | None = None) -> pa.Table:
+    """Return the rows of a segment in the order they were committed, with the columns of today.
 
     Args:
         files: the store.
         segment: which.
         columns: all, or those named.
-        as_of: only rows that were committed up to then; None: all.
 
     Raises:
         DamagedError: it is missing, or not the file that was committed.
     """
-    wanted = columns or [c.name for c in TABLES[segment.table].all_columns]
-    if as_of is None or segment.last_commit <= as_of:
-        return _decode(files, segment, wanted)
-    rows = read_positioned(files, segment, wanted)
-    return rows.filter(pc.field("_commit") <= as_of).select(wanted)
+    return _decode(files, segment, columns or [c.name for c in TABLES[segment.table].all_columns])
 
 
 def read_positioned(
