@@ -93,10 +93,11 @@ class Log:
         """Commit `draft` as the next number.
 
         Args:
-            draft: what to commit; its segments and artifacts are durable already.
+            draft: what to commit; its segments are in their place, its artifacts durable.
             check: raises when `draft` must not follow the state it is given; called again each
                 time another writer was faster.
         """
+        self._files.sync_folders([segment.path for segment in draft.added])
         with self._lock:
             while True:
                 state = self.refresh()
@@ -109,6 +110,7 @@ class Log:
                     winner = self.read(commit.number)
                     if winner is None or winner.draft.nonce != draft.nonce:
                         continue
+                    self._files.sync_folders([commit_path(commit.number)])
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit
@@ -182,7 +184,7 @@ class Log:
             return
         path = checkpoint_path(state.head.number)
         try:
-            self._files.publish(path, encode_checkpoint(state))
+            self._files.place(path, encode_checkpoint(state))  # losing it costs only time
         except FileExistsError:
             pass
         except (StorageError, OSError) as error:  # the commit stands; the next one is written later

@@ -144,7 +144,7 @@ class StreamWriter:
                 recorded_at=now.isoformat(),
                 closes_iteration=closes_iteration,
                 added=tuple(
-                    segments.publish(
+                    segments.write(
                         self._files, find_table(name), rows, (self.run_id, batch_key, nonce)
                     )
                     for name, rows in written.items()
