@@ -240,10 +240,10 @@ def states(trace: Sequence[Operation]) -> Iterator[tuple[int, int | None, Tree]]
                 yield length, told, tree
 
 
-def certain(trace: Sequence[Operation]) -> Iterator[tuple[int, Tree]]:
-    """Yield what is left in the worst case at each acknowledgement: the commit, and the tree."""
+def when_told(trace: Sequence[Operation]) -> Iterator[tuple[int, Tree]]:
+    """Yield all that may be left right after each acknowledgement: the commit, and the tree."""
     volume = Volume()
     for operation in trace:
         volume.apply(operation)
         if operation.kind == "acknowledged":
-            yield operation.number, next(volume.trees())
+            yield from ((operation.number, tree) for tree in volume.trees())
