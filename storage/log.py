@@ -43,15 +43,18 @@ class Log:
         self._files = files
         self._lock = threading.RLock()
         self._state: State | None = None
+        self._unsynced: list[str] = []  # a commit of this process that may not be durable
 
     def refresh(self) -> State:
-        """Return the state as of the newest commit.
+        """Return the state as of the newest commit; commits of this process in it are durable.
 
         Raises:
             DamagedError: a commit is missing, altered or out of place.
             NewerSchemaError: a commit was written by a newer version.
         """
         with self._lock:
+            self._files.sync_folders(self._unsynced)
+            self._unsynced = []
             if self._state is None:
                 self._state = self._open()
             else:
@@ -104,13 +107,16 @@ class Log:
                 self._check_head(state.head)
                 check(state)
                 commit = seal(draft, state.head)
+                self._unsynced = [commit_path(commit.number)]
                 try:
                     self._files.publish(commit_path(commit.number), encode(commit))
                 except FileExistsError:
                     winner = self.read(commit.number)
                     if winner is None or winner.draft.nonce != draft.nonce:
+                        self._unsynced = []
                         continue
-                    self._files.sync_folders([commit_path(commit.number)])
+                    self._files.sync_folders(self._unsynced)
+                self._unsynced = []
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit

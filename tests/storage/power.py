@@ -36,7 +36,7 @@ class Operation:
         return self.kind in ("sync_file", "sync_folder")
 
 
-class PowerCut(BaseException):  # noqa: N818 - not an error, and nobody may catch it
+class PowerCut(BaseException):
     """The process ends here."""
 
 
@@ -240,10 +240,10 @@ def states(trace: Sequence[Operation]) -> Iterator[tuple[int, int | None, Tree]]
                 yield length, told, tree
 
 
-def when_told(trace: Sequence[Operation]) -> Iterator[tuple[int, Tree]]:
-    """Yield all that may be left right after each acknowledgement: the commit, and the tree."""
+def when_told(trace: Sequence[Operation], start: int = 0) -> Iterator[tuple[int, Tree]]:
+    """Yield all that may be left after each acknowledgement from `start` on: commit and tree."""
     volume = Volume()
-    for operation in trace:
+    for number, operation in enumerate(trace):
         volume.apply(operation)
-        if operation.kind == "acknowledged":
+        if operation.kind == "acknowledged" and number >= start:
             yield from ((operation.number, tree) for tree in volume.trees())

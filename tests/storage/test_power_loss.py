@@ -23,9 +23,9 @@ from tests.storage.power import (
     PowerCut,
     RecordingDisk,
     Tree,
-    when_told,
     materialise,
     states,
+    when_told,
 )
 from tests.storage.rows import OPENED, prompt, rollout, score
 
@@ -203,10 +203,12 @@ def test_what_a_killed_process_left_is_made_durable_by_the_next(
         trace = [*killed.trace, *go_on.trace]
         use_disk(LazyDisk())
         opener = Opener(base / "opened", go_on)
-        assert [p for told, tree in when_told(trace) if (p := opener.problem(told, tree))] == []
-        for name, number in named_syncs(trace, len(killed.trace)):
+        start = len(killed.trace)
+        left = when_told(trace, start)
+        assert [p for told, tree in left if (p := opener.problem(told, tree))] == []
+        for name, number in named_syncs(trace, start):
             if not needed.get(name):
-                left = when_told(without(trace, number))
+                left = when_told(without(trace, number), start)
                 needed[name] = any(opener.problem(told, tree) for told, tree in left)
     assert [name for name in needed if not needed[name]] == []
 
