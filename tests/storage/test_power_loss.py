@@ -1,6 +1,5 @@
 """Power lost at any instant: what was acknowledged is there, and no sync could be left out."""
 
-import os
 import re
 import shutil
 from collections import Counter
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -44,14 +42,6 @@ POLICY = {
 @pytest.fixture(autouse=True)
 def few_commits_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.log, "CHECKPOINT_EVERY", 4)
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A folder in memory where there is one: making and removing folders on disk takes long."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture
@@ -166,11 +156,11 @@ class Opener:
 
 
 def test_what_was_acknowledged_survives_and_every_sync_is_needed(
-    base: Path, use_disk: Callable[[Disk], None]
+    memory_path: Path, use_disk: Callable[[Disk], None]
 ):
-    recorded = record(base / "recorded", use_disk, cleans=True)
+    recorded = record(memory_path / "recorded", use_disk, cleans=True)
     use_disk(LazyDisk())
-    opener = Opener(base / "opened", recorded)
+    opener = Opener(memory_path / "opened", recorded)
     found = list(states(recorded.trace))
     assert [(n, p) for n, told, tree in found if (p := opener.problem(told, tree))] == []
     assert len(found) > NUM_STATES
@@ -191,18 +181,18 @@ def is_needed(trace: Sequence[Operation], sync: int, opener: Opener) -> bool:
 
 
 def test_what_a_killed_process_left_is_made_durable_by_the_next(
-    base: Path, use_disk: Callable[[Disk], None]
+    memory_path: Path, use_disk: Callable[[Disk], None]
 ):
     """The next process cannot know how far the other got: it needs each of its syncs for some."""
     needed: dict[tuple[str, int], bool] = {}
-    whole = record(base / "recorded", use_disk)
+    whole = record(memory_path / "recorded", use_disk)
     for last in unsynced(whole.trace):
-        folder = base / f"killed-{last}"
+        folder = memory_path / f"killed-{last}"
         killed = record(folder, use_disk, last)
         go_on = record(folder, use_disk)
         trace = [*killed.trace, *go_on.trace]
         use_disk(LazyDisk())
-        opener = Opener(base / "opened", go_on)
+        opener = Opener(memory_path / "opened", go_on)
         start = len(killed.trace)
         left = when_told(trace, start)
         assert [p for told, tree in left if (p := opener.problem(told, tree))] == []
