@@ -104,4 +104,4 @@ def test_sql_loads_no_model_or_orchestration_package(tmp_path: Path):
 
 
 def test_doctor_loads_no_heavy_package(tmp_path: Path):
-    assert not loaded_modules(["doctor"], tmp_path) & (HEAVY | {"duckdb"})
+    assert not loaded_modules(["doctor"], tmp_path) & HEAVY
