@@ -1,7 +1,7 @@
 """The numbered commits of a store: finding the head, and taking the next number.
 
-Invariant: commit n+1 exists only after commit n, names its hash, and never changes; whoever links
-the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
+Invariant: commit n+1 exists only after commit n is durable, names its hash, and never changes;
+whoever links the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
 and the commits after it, never the whole log.
 """
 
@@ -43,18 +43,16 @@ class Log:
         self._files = files
         self._lock = threading.RLock()
         self._state: State | None = None
-        self._unsynced: list[str] = []  # a commit of this process that may not be durable
+        self._durable_number = 0  # of the newest commit that this process knows to be durable
 
     def refresh(self) -> State:
-        """Return the state as of the newest commit; commits of this process in it are durable.
+        """Return the state as of the newest commit, which may not be durable yet.
 
         Raises:
             DamagedError: a commit is missing, altered or out of place.
             NewerSchemaError: a commit was written by a newer version.
         """
         with self._lock:
-            self._files.sync_folders(self._unsynced)
-            self._unsynced = []
             if self._state is None:
                 self._state = self._open()
             else:
@@ -106,20 +104,29 @@ class Log:
                 state = self.refresh()
                 self._check_head(state.head)
                 check(state)
+                self.make_durable(state.head)
                 commit = seal(draft, state.head)
-                self._unsynced = [commit_path(commit.number)]
                 try:
                     self._files.publish(commit_path(commit.number), encode(commit))
                 except FileExistsError:
                     winner = self.read(commit.number)
                     if winner is None or winner.draft.nonce != draft.nonce:
-                        self._unsynced = []
                         continue
-                    self._files.sync_folders(self._unsynced)
-                self._unsynced = []
+                    self.make_durable(Head(commit.number, commit.sha256))
+                self._durable_number = commit.number
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit
+
+    def make_durable(self, head: Head) -> None:
+        """Sync the commits up to `head`, unless this process did: its writer may have been killed.
+
+        Needed before the next one is linked, which could survive a power cut alone, and before a
+        caller is told that something is committed.
+        """
+        if head.number > self._durable_number:
+            self._files.sync_folders([commit_path(head.number)])
+            self._durable_number = head.number
 
     def _check_head(self, head: Head) -> None:
         """Refuse to build on a commit that is no longer the one that was read."""

@@ -12,7 +12,7 @@ The folder of temporary files is never synced and its names are random, so it wo
 uncountably many forms; as nothing lists it but collection, only two count: not there, and whole.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -36,6 +36,9 @@ class Operation:
         return self.kind in ("sync_file", "sync_folder")
 
 
+Ending: TypeAlias = Callable[[Sequence[Operation]], bool]
+
+
 class PowerCut(BaseException):
     """The process ends here."""
 
@@ -51,10 +54,10 @@ class LazyDisk(Disk):
 
 
 class RecordingDisk(LazyDisk):
-    """Does what it is told, notes it with paths relative to `base`, and ends after `last`."""
+    """Does what it is told and notes it with paths relative to `base`, until it `has_ended`."""
 
-    def __init__(self, base: Path, last: int | None = None) -> None:
-        self.base, self.last = base, last
+    def __init__(self, base: Path, has_ended: Ending = lambda trace: False) -> None:
+        self.base, self.has_ended = base, has_ended
         self.trace: list[Operation] = []
 
     def create(self, path: Path) -> BinaryIO:
@@ -98,7 +101,7 @@ class RecordingDisk(LazyDisk):
         self.trace.append(Operation(kind, path.relative_to(self.base).as_posix(), **rest))
 
     def _check_power(self) -> None:
-        if self.last is not None and len(self.trace) > self.last:
+        if self.has_ended(self.trace):
             raise PowerCut
 
 

@@ -16,6 +16,7 @@ import storage.files
 import storage.log
 from storage.files import Disk
 from tests.storage.power import (
+    Ending,
     LazyDisk,
     Operation,
     PowerCut,
@@ -70,13 +71,23 @@ def live(path: Path, acknowledge: Callable[[int], None]) -> storage.Store:
     return store
 
 
-def clean(store: storage.Store, acknowledge: Callable[[int], None]) -> None:
-    """Compact the store, condemn what that replaced, and delete it."""
+def live_and_clean(path: Path, acknowledge: Callable[[int], None]) -> None:
+    store = live(path, acknowledge)
+    for work in (compact, collect, collect):
+        work(store, acknowledge)
+
+
+def compact(at: storage.Store | Path, acknowledge: Callable[[int], None]) -> None:
+    store = storage.open(at) if isinstance(at, Path) else at
     assert list(storage.compact(store, min_segments=2))
     acknowledge(store.head().number)
-    for _ in range(2):
-        storage.collect(store, grace_s=0)
-        acknowledge(store.head().number)
+
+
+def collect(at: storage.Store | Path, acknowledge: Callable[[int], None]) -> None:
+    """Delete what was condemned, and condemn what was replaced."""
+    store = storage.open(at) if isinstance(at, Path) else at
+    storage.collect(store, grace_s=0)
+    acknowledge(store.head().number)
 
 
 @dataclass
@@ -92,18 +103,20 @@ def answers(store: storage.Store, as_of: int | None = None) -> dict[str, list[di
 
 
 def record(
-    base: Path, use_disk: Callable[[Disk], None], last: int | None = None, cleans: bool = False
+    base: Path,
+    use_disk: Callable[[Disk], None],
+    *works: Callable[[Path, Callable[[int], None]], None],
+    has_ended: Ending = lambda trace: False,
 ) -> Recorded:
-    """Let a process live below `base`; it is killed after operation `last`."""
-    base.mkdir(exist_ok=True)
-    disk = RecordingDisk(base, last)
+    """Let a process do its works on the store below `base`, killed where its trace ends."""
+    disk = RecordingDisk(base, has_ended)
     use_disk(disk)
-    if not (base / "data").exists():
+    if not base.exists():
+        base.mkdir()
         disk.make_folder(base / "data")
     try:
-        store = live(base / STORE, disk.acknowledge)
-        if cleans:
-            clean(store, disk.acknowledge)
+        for work in works:
+            work(base / STORE, disk.acknowledge)
     except PowerCut:
         return Recorded(disk.trace, [])
     store = storage.open(base / STORE)
@@ -113,13 +126,9 @@ def record(
 class Opener:
     """Opens what is left on a disk, and tells how far the store got or what is wrong with it."""
 
-    def __init__(self, folder: Path, recorded: Recorded) -> None:
-        self._folder, self._recorded = folder, recorded
+    def __init__(self, folder: Path, recorded: Recorded, goes_on: bool = True) -> None:
+        self._folder, self._recorded, self._goes_on = folder, recorded, goes_on
         self._heads: dict[Tree, int | str | None] = {}
-
-    @property
-    def num_opened(self) -> int:
-        return len(self._heads)
 
     def problem(self, told: int | None, tree: Tree) -> str | None:
         if tree not in self._heads:
@@ -146,19 +155,20 @@ class Opener:
             store, head = storage.open(path, create=True), None
         if answers(store) != self._recorded.answers[head or 0]:
             return f"commit {head} is not whole"
-        row = rollout("later")
-        store.open_stream("r", OPENED).append({"rollouts": [row]}, "d")
-        after = storage.open(path)
-        if [r["prompt_id"] for r in after.read("rollouts")][-1] != "later":
-            return "the next append is lost"
-        findings = storage.verify(after, deep=True)
+        if self._goes_on:
+            writer = store.open_stream("r", OPENED)
+            writer.append({"rollouts": [rollout("later")]}, "d")
+            store = storage.open(path)
+            if store.read("rollouts")[-1]["prompt_id"] != "later":
+                return "the next append is lost"
+        findings = storage.verify(store, deep=True)
         return str(findings) if findings else head
 
 
 def test_what_was_acknowledged_survives_and_every_sync_is_needed(
     memory_path: Path, use_disk: Callable[[Disk], None]
 ):
-    recorded = record(memory_path / "recorded", use_disk, cleans=True)
+    recorded = record(memory_path / "recorded", use_disk, live_and_clean)
     use_disk(LazyDisk())
     opener = Opener(memory_path / "opened", recorded)
     found = list(states(recorded.trace))
@@ -172,34 +182,40 @@ def without(trace: Sequence[Operation], number: int) -> list[Operation]:
     return [*trace[:number], *trace[number + 1 :]]
 
 
-def is_needed(trace: Sequence[Operation], sync: int, opener: Opener) -> bool:
-    """Tell whether something is lost without a sync; looks where it is likely first."""
+def is_needed(trace: Sequence[Operation], sync: int, opener: Opener, start: int = 0) -> bool:
+    """Tell whether something is lost without a sync.
+
+    Looked at are the states right after each acknowledgement from `start` on, where it is likely,
+    and all states between the sync and the next acknowledgement.
+    """
     trace = without(trace, sync)
-    likely = when_told(trace)
-    rest = ((told, tree) for length, told, tree in states(trace) if length >= sync)
-    return any(opener.problem(told, tree) for told, tree in chain(likely, rest))
+    told_next = next(n for n in range(sync, len(trace)) if trace[n].kind == "acknowledged")
+    before = [(told, tree) for n, told, tree in states(trace[: told_next + 1]) if n >= sync]
+    left = chain(when_told(trace, start), before)
+    return any(opener.problem(told, tree) for told, tree in left)
 
 
 def test_what_a_killed_process_left_is_made_durable_by_the_next(
     memory_path: Path, use_disk: Callable[[Disk], None]
 ):
     """The next process cannot know how far the other got: it needs each of its syncs for some."""
-    needed: dict[tuple[str, int], bool] = {}
-    whole = record(memory_path / "recorded", use_disk)
+    needed: dict[tuple[str, str, int], bool] = {}
+    whole = record(memory_path / "recorded", use_disk, live)
     for last in unsynced(whole.trace):
         folder = memory_path / f"killed-{last}"
-        killed = record(folder, use_disk, last)
-        go_on = record(folder, use_disk)
+        killed = record(
+            folder, use_disk, live, has_ended=lambda trace, last=last: len(trace) > last
+        )
+        go_on = record(folder, use_disk, live)
         trace = [*killed.trace, *go_on.trace]
         use_disk(LazyDisk())
-        opener = Opener(memory_path / "opened", go_on)
+        opener = Opener(memory_path / "opened", go_on, goes_on=False)
         start = len(killed.trace)
         left = when_told(trace, start)
         assert [p for told, tree in left if (p := opener.problem(told, tree))] == []
         for name, number in named_syncs(trace, start):
             if not needed.get(name):
-                left = when_told(without(trace, number), start)
-                needed[name] = any(opener.problem(told, tree) for told, tree in left)
+                needed[name] = is_needed(trace, number, opener, start)
     assert [name for name in needed if not needed[name]] == []
 
 
@@ -212,13 +228,48 @@ def unsynced(trace: Sequence[Operation]) -> list[int]:
     ]  # fmt: skip
 
 
-def named_syncs(trace: Sequence[Operation], start: int) -> Iterator[tuple[tuple[str, int], int]]:
-    """Yield the syncs from `start` on: what is synced, without random parts, and how often yet."""
+def named_syncs(
+    trace: Sequence[Operation], start: int
+) -> Iterator[tuple[tuple[str, str, int], int]]:
+    """Yield the syncs from `start` on: what is synced, which part of the store was linked last.
+
+    And how often that was so before. Checkpoints do not count: they come at any time.
+    """
     targets = {o.path: o.target for o in trace if o.kind == "link"}
-    counts: Counter[str] = Counter()
-    for number in range(start, len(trace)):
-        if trace[number].is_sync:
-            path = targets.get(trace[number].path, trace[number].path)
-            name = re.sub(r"[0-9a-f]{16,}", "*", path)
-            yield (name, counts[name]), number
+    counts: Counter[tuple[str, str]] = Counter()
+    linked = ""
+    for number, operation in enumerate(trace[start:], start):
+        if operation.kind == "link" and "_checkpoints" not in operation.target:
+            linked = Path(operation.target).relative_to(STORE).parts[0]
+        if operation.is_sync:
+            name = without_random(targets.get(operation.path, operation.path)), linked
+            yield (*name, counts[name]), number
             counts[name] += 1
+
+
+def without_random(path: str) -> str:
+    return re.sub(r"[0-9a-f]{16,}|\d+", "*", path)
+
+
+def test_no_commit_survives_alone(memory_path: Path, use_disk: Callable[[Disk], None]):
+    """C compacts and is killed when it has its number, A condemns and is killed so too; B deletes.
+
+    Would A not make C's commit durable first, A's could survive without it, which no reader could
+    tell from damage; and B would delete what is live again.
+    """
+
+    def has_its_number(trace: Sequence[Operation]) -> bool:
+        return bool(trace) and trace[-1].kind == "link" and "/_log/" in trace[-1].target
+
+    base = memory_path / "recorded"
+    trace = record(base, use_disk, live).trace
+    start = len(trace)
+    for work in (compact, collect):
+        trace += record(base, use_disk, work, has_ended=has_its_number).trace
+    last = record(base, use_disk, collect)
+    trace += last.trace
+    assert any(operation.kind == "unlink" for operation in last.trace)
+    use_disk(LazyDisk())
+    opener = Opener(memory_path / "opened", last)
+    found = [(told, tree) for length, told, tree in states(trace) if length >= start]
+    assert [p for told, tree in found if (p := opener.problem(told, tree))] == []
