@@ -1,8 +1,8 @@
 """The numbered commits of a store: finding the head, and taking the next number.
 
 Invariant: commit n+1 exists only after commit n is durable, names its hash, and never changes;
-whoever links the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
-and the commits after it, never the whole log.
+whoever links the file of a number first has it. A checkpoint only saves time: opening reads the
+newest good one and the commits after it, never the whole log.
 """
 
 import logging
