@@ -121,10 +121,10 @@ def test_a_killed_compaction_changes_no_answer_and_can_be_done_again(filled: sto
         assert {s.table for s in live if s.is_compacted} == {"prompts", "rollouts"}
 
     steps = check_all_instants(filled, children.compact, check_done)
-    assert [step for step, path in steps if not path.startswith("_checkpoints")][:10] == [
-        *PLACED, "folders synced", *PLACED, "folders synced",
+    assert [step for step, path in steps if path.startswith("_log")] == [
+        "folders synced",  # the head, which another process may have been killed over
+        "linked", "folders synced", "linked", "folders synced",  # a commit for each table
     ]  # fmt: skip
-    assert sum(step == "linked" and path.startswith("_log") for step, path in steps) == 2
 
 
 def test_a_killed_collection_deletes_nothing_that_counts_and_can_be_done_again(
