@@ -66,6 +66,14 @@ def init(store: StoreOption = DEFAULT_STORE) -> None:
 
 
 @app.command()
+def doctor(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Say what this machine offers, and try whether the folder can hold a store."""
+    from flows import inspect_commands
+
+    inspect_commands.doctor(store, as_json)
+
+
+@app.command()
 def runs(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """List the runs: alive or dead, how far they are, how to resume them."""
     from flows import inspect_commands

@@ -160,7 +160,7 @@ def _merge(store: "Store", group: Sequence[LiveSegment]) -> Compacted:
 
     def make_draft(nonce: str) -> Draft:
         name = (run_id, _BATCH_KEY, nonce)
-        added = segments.publish(store.files, table, rows, name, version)
+        added = segments.write(store.files, table, rows, name, version)
         return Draft(
             nonce=nonce, kind="compact", run_id=run_id, epoch=0, batch_key="", removed=paths,
             recorded_at=datetime.now(UTC).isoformat(), added=(added,),

@@ -1,8 +1,8 @@
 """The numbered commits of a store: finding the head, and taking the next number.
 
-Invariant: commit n+1 exists only after commit n, names its hash, and never changes; whoever links
-the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
-and the commits after it, never the whole log.
+Invariant: commit n+1 exists only after commit n is durable, names its hash, and never changes;
+whoever links the file of a number first has it. A checkpoint only saves time: opening reads the
+newest good one and the commits after it, never the whole log.
 """
 
 import logging
@@ -43,9 +43,10 @@ class Log:
         self._files = files
         self._lock = threading.RLock()
         self._state: State | None = None
+        self._durable_number = 0  # of the newest commit that this process knows to be durable
 
     def refresh(self) -> State:
-        """Return the state as of the newest commit.
+        """Return the state as of the newest commit, which may not be durable yet.
 
         Raises:
             DamagedError: a commit is missing, altered or out of place.
@@ -93,15 +94,17 @@ class Log:
         """Commit `draft` as the next number.
 
         Args:
-            draft: what to commit; its segments and artifacts are durable already.
+            draft: what to commit; its segments are in their place, its artifacts durable.
             check: raises when `draft` must not follow the state it is given; called again each
                 time another writer was faster.
         """
+        self._files.sync_folders([segment.path for segment in draft.added])
         with self._lock:
             while True:
                 state = self.refresh()
                 self._check_head(state.head)
                 check(state)
+                self.make_durable(state.head)
                 commit = seal(draft, state.head)
                 try:
                     self._files.publish(commit_path(commit.number), encode(commit))
@@ -109,9 +112,21 @@ class Log:
                     winner = self.read(commit.number)
                     if winner is None or winner.draft.nonce != draft.nonce:
                         continue
+                    self.make_durable(Head(commit.number, commit.sha256))
+                self._durable_number = commit.number
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit
+
+    def make_durable(self, head: Head) -> None:
+        """Sync the commits up to `head`, unless this process did: its writer may have been killed.
+
+        Needed before the next one is linked, which could survive a power cut alone, and before a
+        caller is told that something is committed.
+        """
+        if head.number > self._durable_number:
+            self._files.sync_folders([commit_path(head.number)])
+            self._durable_number = head.number
 
     def _check_head(self, head: Head) -> None:
         """Refuse to build on a commit that is no longer the one that was read."""
@@ -182,7 +197,7 @@ class Log:
             return
         path = checkpoint_path(state.head.number)
         try:
-            self._files.publish(path, encode_checkpoint(state))
+            self._files.place(path, encode_checkpoint(state))  # losing it costs only time
         except FileExistsError:
             pass
         except (StorageError, OSError) as error:  # the commit stands; the next one is written later

@@ -31,14 +31,16 @@ def segment_path(table: Table, run_id: str, batch_key: str, nonce: str) -> str:
     return f"{FOLDER}/{table.name}/{slug(run_id)}/{slug(batch_key)}-{nonce}.parquet"
 
 
-def publish(
+def write(
     files: Files,
     table: Table,
     rows: pa.Table,
     name: tuple[str, str, str],
     version: int | None = None,
 ) -> Segment:
-    """Store `rows` durably in a new segment and return what a commit says of it.
+    """Store `rows` in a new segment and return what a commit says of it.
+
+    The commit makes it durable (`Log.append`).
 
     Args:
         files: the store.
@@ -49,7 +51,7 @@ def publish(
     """
     path = segment_path(table, *name)
     data = encode(table, rows, version)
-    files.publish(path, data)
+    files.place(path, data)
     return describe(table, path, rows, data, version)
 
 

@@ -38,20 +38,21 @@ def open_store(path: str | Path, create: bool = False) -> "Store":
         StoreNotFoundError: there is no store, and `create` is off or something else is there.
     """
     files = Files(Path(path).absolute())
-    if (files.root / commits.FOLDER).is_dir():
-        return Store(files)
-    if not create:
+    is_there = (files.root / commits.FOLDER).is_dir()
+    if not is_there and not create:
         raise StoreNotFoundError(
             f"expected a store in `{files.root}`, found none; name another folder with --store, or "
             "create it with `rrl init`"
         )
-    if files.root.exists() and any(files.root.iterdir()):
+    if not is_there and files.root.exists() and any(files.root.iterdir()):
         raise StoreNotFoundError(
             f"expected an empty folder to create a store in, but `{files.root}` holds other files; "
             "name another folder with --store"
         )
-    files.create_root()
-    files.make_folder(commits.FOLDER)
+    if not is_there:
+        files.create_root()
+    if create:  # also when it is there: its creator may have been killed before it was durable
+        files.make_folder(commits.FOLDER)
     return Store(files)
 
 

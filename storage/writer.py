@@ -104,6 +104,7 @@ class StreamWriter:
             if closes_iteration is not None and closes_iteration <= closed:
                 closes_iteration = None
             if closes_iteration is None and not any(part.fresh for part in parts):
+                self._log.make_durable(state.head)  # a sync of ours may have failed
                 return self._answer(self._newest(state, known), parts, known, {})
             self._is_loaded = False  # until it is sure what became of the commit
             commit, written = self._commit(
@@ -144,7 +145,7 @@ class StreamWriter:
                 recorded_at=now.isoformat(),
                 closes_iteration=closes_iteration,
                 added=tuple(
-                    segments.publish(
+                    segments.write(
                         self._files, find_table(name), rows, (self.run_id, batch_key, nonce)
                     )
                     for name, rows in written.items()

@@ -101,3 +101,7 @@ def test_sql_loads_no_model_or_orchestration_package(tmp_path: Path):
     loaded = loaded_modules(arguments, tmp_path)
     assert not loaded & {"torch", "transformers", "vllm", "prefect", "mlflow"}
     assert "duckdb" in loaded
+
+
+def test_doctor_loads_no_heavy_package(tmp_path: Path):
+    assert not loaded_modules(["doctor"], tmp_path) & HEAVY
