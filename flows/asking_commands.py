@@ -1,0 +1,45 @@
+"""What `rrl sql` and `rrl export` do."""
+
+import sys
+from pathlib import Path
+
+from flows.asking import Question, ask
+from flows.cli import name_damaged, print_result
+from storage.errors import QueryError
+
+
+def sql(question: Question, output: Path | None) -> None:
+    """Answer one SELECT, on stdout or in a new file."""
+    if question.format_ == "parquet" and output is None:
+        raise QueryError(
+            "format parquet: expected a file to write, came none; name one with `--output FILE`"
+        )
+    if output is not None:
+        _check_new(output)
+    answer = ask(question)
+    if output is None:
+        print_result(answer.data.decode().rstrip("\r\n"))
+    else:
+        _write_new(output, answer.data)
+        print_result(f"{output.absolute()}: {len(answer.data)} bytes")
+    name_damaged(answer.damaged)
+
+
+def _check_new(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise QueryError(f"--output: expected a new file, but `{output}` exists; name another")
+    if not output.parent.is_dir():
+        raise QueryError(
+            f"--output: expected a file in an existing folder, came `{output}`; create "
+            f"`{output.parent}` first"
+        )
+
+
+def _write_new(output: Path, data: bytes) -> None:
+    try:
+        with output.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        _check_new(output)
+    except OSError as error:
+        raise QueryError(f"--output: could not write `{output}`: {error.strerror}") from error
