@@ -1,6 +1,5 @@
 """What `rrl sql` and `rrl export` do."""
 
-import sys
 from pathlib import Path
 
 from flows.asking import Question, ask

@@ -10,7 +10,7 @@ vectors. `flows.confinement` puts hard ones around the process of `rrl sql`.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,11 +40,12 @@ __all__ = [
     "QueryResult",
     "answer",
     "as_text",
-    "locked_connection",
+    "locked",
     "printable",
     "run_query",
     "run_to_arrow",
     "story",
+    "views_of",
 ]
 
 MEMORY_LIMIT = "2GB"
@@ -143,26 +144,27 @@ def _check_format(format_: str) -> None:
         raise QueryError(f"format: expected one of {', '.join(FORMATS)}, came {format_!r}")
 
 
-def locked_connection(
-    store: Store, state: State, names: Iterable[str], as_of: int, without: Collection[str] = ()
-) -> duckdb.DuckDBPyConnection:
-    """Return a connection that knows `names`, and can do nothing but read live segments, for good.
-
-    This is the last line: whatever statement is run on it, no other file is touched.
+def views_of(store: Store, state: State, as_of: int, without: Collection[str] = ()) -> Views:
+    """Return the views over live segments, read through `readonly`.
 
     Args:
         store: whose segments.
         state: says which are live.
-        names: tables and views, in the order of definition.
         as_of: commit number of plain names.
         without: paths of segments that are left out.
     """
     live = [s for s in state.segments.values() if s.path not in without]
     views = Views(ROOT, live, as_of)
-    files = ReadOnlyFiles(store.path, [s.path for s in live])
-    views.connection.register_filesystem(files)
-    views.define(names)
-    allowed = ", ".join(quoted(path) for path in files.paths())
+    views.connection.register_filesystem(ReadOnlyFiles(store.path, [s.path for s in live]))
+    return views
+
+
+def locked(views: Views) -> duckdb.DuckDBPyConnection:
+    """Return the connection of `views`, which from now on can read their files and nothing else.
+
+    This is the last line: whatever statement is run on it, no other file is touched.
+    """
+    allowed = ", ".join(quoted(path) for path in views.paths())
     for setting in (
         f"allowed_paths = [{allowed}]",
         f"memory_limit = '{MEMORY_LIMIT}'",
@@ -186,13 +188,13 @@ def _ask(
         damaged = store.damaged() if question.allow_damaged else {}
         if not question.allow_damaged:
             store.check_whole()
-        names = names_in(question.query)
-        connection = locked_connection(store, state, names, question.as_of, damaged)
-        with connection, _time_limit(connection, question.time_limit_s):
+        views = views_of(store, state, question.as_of, damaged)
+        with views.connection, _time_limit(views.connection, question.time_limit_s):
             try:
-                check_is_one_select(connection, question.query)
-                connection.execute(question.query)
-                return take(connection), damaged
+                check_is_one_select(views.connection, question.query)
+                views.define(names_in(question.query))
+                locked(views).execute(question.query)
+                return take(views.connection), damaged
             except duckdb.Error as error:
                 if not question.allow_damaged:
                     store.check_whole(again=True)

@@ -70,9 +70,10 @@ def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> No
 
 def _check_function(name: str) -> None:
     if name.lower() not in _TABLE_FUNCTIONS:
+        known = ", ".join((*TABLES, *VIEWS))
         raise QueryError(
             f"`{printable(name)}(...)` cannot be asked here; expected one of the store's tables "
-            f"and views ({', '.join((*TABLES, *VIEWS))}) or unnest, range, generate_series, json_each"
+            f"and views ({known}) or unnest, range, generate_series, json_each"
         )
 
 

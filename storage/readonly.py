@@ -30,10 +30,6 @@ class ReadOnlyFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec is unty
         super().__init__()
         self._files = {f"{ROOT}/{path}": root / path for path in paths}
 
-    def paths(self) -> list[str]:
-        """Return the files as DuckDB is to call them."""
-        return list(self._files)
-
     def open(self, path: str, mode: str = "rb", **_: Any) -> "_Reader":
         """Open a named file; any mode but `rb` is refused."""
         if mode != "rb":
