@@ -132,7 +132,7 @@ def _answer(question: Question) -> tuple[bytes, dict[str, str]]:
     import storage
 
     store = storage.open(question.store)
-    how = {
+    how: dict[str, Any] = {
         "as_of": question.as_of,
         "allow_damaged": question.allow_damaged,
         "time_limit_s": question.time_limit_s,

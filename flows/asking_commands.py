@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import storage
 from flows.asking import Question, ask
 from flows.cli import name_damaged, print_result
+from flows.waiting import bar_after
 from storage.errors import QueryError
+
+BAR_AFTER_S = 2.0
 
 
 def sql(question: Question, output: Path | None) -> None:
@@ -22,6 +26,21 @@ def sql(question: Question, output: Path | None) -> None:
         _write_new(output, answer.data)
         print_result(f"{output.absolute()}: {len(answer.data)} bytes")
     name_damaged(answer.damaged)
+
+
+def export(folder: Path, as_of: int | None, store_path: Path) -> None:
+    """Write the history as a plain DuckDB database; say what was written."""
+    store = storage.open(store_path)
+    num_rows = num_tables = 0
+    with bar_after(BAR_AFTER_S, "export") as advance:
+        for copied in storage.export_duckdb(store, folder, as_of=as_of):
+            advance(copied.done_frac, copied.table)
+            num_rows += copied.rows
+            num_tables += 1
+    number = store.number(as_of)
+    print_result(f"store {store.path}, as of commit {number}: {num_tables} tables, {num_rows} rows")
+    for path in sorted(folder.absolute().iterdir()):
+        print_result(f"{path}: {path.stat().st_size} bytes")
 
 
 def _check_new(output: Path) -> None:

@@ -189,7 +189,7 @@ def name_damaged(damaged: Mapping[str, str]) -> None:
 def main() -> NoReturn:
     """Run the command; turn known errors into a message and a meaningful exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer returns the code of Exit, and 130 on Ctrl-C
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except typer.Abort:
@@ -199,7 +199,9 @@ def main() -> NoReturn:
         if code is None:
             raise
         _fail(str(error), code)
-    sys.exit(0)
+    if code == EXIT_INTERRUPTED:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code or 0)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -208,8 +210,6 @@ def _exit_code(error: Exception) -> int | None:
     Errors are known by name, since importing their classes would load what most commands do not
     need.
     """
-    if isinstance(error, typer.Exit):
-        return error.exit_code
     if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of typer's parser
         error.show()
         sys.exit(error.exit_code)

@@ -179,7 +179,7 @@ def locked(views: Views) -> duckdb.DuckDBPyConnection:
 
 
 def _ask(
-    store: Store, question: _Question, take: Callable[[duckdb.DuckDBPyConnection], Taken]
+    store: Store, question: _Question, take: Callable[[duckdb.DuckDBPyConnection, str], Taken]
 ) -> tuple[Taken, dict[str, str]]:
     """Return what `take` makes of the answer, and the segments it had to do without."""
     check_length(question.query)
@@ -193,8 +193,7 @@ def _ask(
             try:
                 check_is_one_select(views.connection, question.query)
                 views.define(names_in(question.query))
-                locked(views).execute(question.query)
-                return take(views.connection), damaged
+                return take(locked(views), question.query), damaged
             except duckdb.Error as error:
                 if not question.allow_damaged:
                     store.check_whole(again=True)
@@ -206,8 +205,9 @@ def _ask(
 
 
 def _take_rows(
-    connection: duckdb.DuckDBPyConnection,
+    connection: duckdb.DuckDBPyConnection, query: str
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
+    connection.execute(query)
     columns = [column[0] for column in connection.description]
     rows: list[tuple[Any, ...]] = []
     size = 0
@@ -218,12 +218,11 @@ def _take_rows(
     return columns, rows
 
 
-def _take_arrow(connection: duckdb.DuckDBPyConnection) -> "pa.Table":
+def _take_arrow(connection: duckdb.DuckDBPyConnection, query: str) -> "pa.Table":
     import pyarrow as pa
 
-    columns = [column[0] for column in connection.description]
-    check_names_differ(columns)
-    reader = connection.to_arrow_reader(_BATCH_ROWS)
+    reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
+    check_names_differ(reader.schema.names)
     batches: list[pa.RecordBatch] = []
     size = num_rows = 0
     for batch in reader:

@@ -61,6 +61,8 @@ class ReadOnlyFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec is unty
 class _Reader:
     """An open file. DuckDB seeks and reads in two calls, so every thread has its own position."""
 
+    _descriptor = -1
+
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         self._here = threading.local()
