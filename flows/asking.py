@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0  # for start and text, beyond the time limit of the query
 MAX_MORE_BYTES = 4 * 2**30  # of address space: DuckDB's limit, and as much again for Python
+_THREAD_BYTES = (
+    160 * 2**20
+)  # of address space that a thread's stack and heap reserve, mostly unused
 _MAIN = "from flows.asking import main; main()"
 
 
@@ -105,11 +108,11 @@ def limit_process(seconds: float, max_more_bytes: int = MAX_MORE_BYTES) -> None:
 
     Args:
         seconds: of processor time, on all cores.
-        max_more_bytes: address space beyond what is taken already.
+        max_more_bytes: address space beyond what is taken already and what threads reserve.
     """
     num_cores = os.cpu_count() or 1
     for kind, most in (
-        (resource.RLIMIT_AS, _address_space_bytes() + max_more_bytes),
+        (resource.RLIMIT_AS, _address_space_bytes() + max_more_bytes + num_cores * _THREAD_BYTES),
         (resource.RLIMIT_CPU, int(seconds + 1) * num_cores),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),

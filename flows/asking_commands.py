@@ -1,10 +1,11 @@
 """What `rrl sql` and `rrl export` do."""
 
+import sys
 from pathlib import Path
 
 import storage
 from flows.asking import Question, ask
-from flows.cli import name_damaged, print_result
+from flows.cli import EXIT_DAMAGED, name_damaged, print_result
 from flows.waiting import bar_after
 from storage.errors import QueryError
 
@@ -20,12 +21,14 @@ def sql(question: Question, output: Path | None) -> None:
     if output is not None:
         _check_new(output)
     answer = ask(question)
+    name_damaged(answer.damaged)
     if output is None:
         print_result(answer.data.decode().rstrip("\r\n"))
     else:
         _write_new(output, answer.data)
         print_result(f"{output.absolute()}: {len(answer.data)} bytes")
-    name_damaged(answer.damaged)
+    if answer.damaged:
+        sys.exit(EXIT_DAMAGED)
 
 
 def export(folder: Path, as_of: int | None, store_path: Path) -> None:

@@ -50,6 +50,7 @@ def show(event_id: str, store_path: Path, allow_damaged: bool, as_json: bool) ->
     """Print every row about an event: the event, its tokens, its scores, its use in learning."""
     store = storage.open(store_path)
     damaged = store.damaged() if allow_damaged else {}
+    name_damaged(damaged)
     story = sql_console.story(store, event_id, allow_damaged)
     if as_json:
         print_result(json.dumps(story, default=_plain))
@@ -59,7 +60,8 @@ def show(event_id: str, store_path: Path, allow_damaged: bool, as_json: bool) ->
                 print_result(f"{table}")
                 for key, value in row.items():
                     print_result(f"  {key:<22} {_cell(value)}")
-    name_damaged(damaged)
+    if damaged:
+        sys.exit(EXIT_DAMAGED)
 
 
 def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> None:

@@ -28,6 +28,8 @@ _PLAIN_BYTES = 8  # what a number or a NULL is counted as
 
 def printable(text: str) -> str:
     """Return `text` with everything that a terminal might obey or hide spelled out as an escape."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -135,7 +137,9 @@ def _cell(value: Any) -> str:
 def _csv_cell(value: Any) -> Any:
     if value is None or isinstance(value, _NUMBERS):
         return value
-    text = "".join(c if c in "\t\r\n" else printable(c) for c in str(value))
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(c if c in "\t\r\n" else printable(c) for c in text)
     return f"'{text}" if text.lstrip(" \n").startswith(_FORMULA_STARTS) else text
 
 

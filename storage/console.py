@@ -194,6 +194,11 @@ def _ask(
                 check_is_one_select(views.connection, question.query)
                 views.define(names_in(question.query))
                 return take(locked(views), question.query), damaged
+            except duckdb.PermissionException as error:
+                raise QueryError(
+                    "expected a query over the store's tables and views, came one that opens files "
+                    f"({printable_lines(str(error))}); nothing was read or written"
+                ) from error
             except duckdb.Error as error:
                 if not question.allow_damaged:
                     store.check_whole(again=True)
