@@ -193,6 +193,8 @@ def main() -> NoReturn:
     except typer.Abort:
         _fail("aborted", EXIT_INTERRUPTED)
     except Exception as error:
+        if _is_interrupt(error):
+            _fail("interrupted", EXIT_INTERRUPTED)
         code = _exit_code(error)
         if code is None:
             raise
@@ -200,6 +202,11 @@ def main() -> NoReturn:
     if code == EXIT_INTERRUPTED:
         _fail("interrupted", EXIT_INTERRUPTED)
     sys.exit(code or 0)
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Return whether DuckDB took a Ctrl-C for itself."""
+    return isinstance(error, RuntimeError) and str(error) == "Query interrupted"
 
 
 def _exit_code(error: Exception) -> int | None:

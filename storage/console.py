@@ -6,7 +6,7 @@ only reads the named ones (`readonly`); and no setting can be changed any more. 
 segments would be as safe, but cost a second disk; links would not be safe at all.
 
 DuckDB's limits are soft: it counts no memory of single values and notices an interrupt only between
-vectors. `flows.confinement` puts hard ones around the process of `rrl sql`.
+vectors. `flows.asking` puts hard ones around the process in which `rrl sql` asks.
 """
 
 import threading

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 DATABASE = "rrl.duckdb"
 DEFINITIONS = "views.sql"
-MEMORY_LIMIT = "1GB"
+MEMORY_LIMIT = "512MB"
+_THREADS = 4  # each needs its share of the memory
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _copy(store: "Store", folder: Path, number: int) -> Iterator[Exported]:
     with duckdb.connect(str(folder / DATABASE)) as connection:
         connection.execute("set TimeZone = 'UTC'")
         connection.execute(f"set memory_limit = '{MEMORY_LIMIT}'")
+        connection.execute(f"set threads = {_THREADS}")
         connection.execute(f"set temp_directory = {quoted(str(spill))}")
         work = dict.fromkeys(TABLES, 1)
         for segment in store.log.refresh().segments.values():

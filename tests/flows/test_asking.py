@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import storage
 from flows import asking
 from flows.asking import Question
+from flows.cli import main
+from storage import export as export_module
 from tests.storage.rows import OPENED, rollout
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -181,6 +184,24 @@ def test_export_says_what_it_wrote(folder: Path):
     code, _, shown = rrl(folder, "export", "out")
     assert code == 2
     assert "expected a new folder" in shown
+
+
+def test_ctrl_c_that_duckdb_took_is_one_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def copy(*_: object) -> int:
+        with duckdb.connect(":memory:") as connection:
+            threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+            connection.execute(ENDLESS["recursion"])
+        return 0
+
+    monkeypatch.setattr(export_module, "_copy_table", copy)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["rrl", "export", "out"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, capsys.readouterr().err) == (130, "rrl: interrupted\n")
+    assert os.listdir(folder) == ["rrl-data"]
 
 
 def test_a_file_in_the_working_folder_is_not_loaded(folder: Path):

@@ -12,7 +12,7 @@ import storage
 from flows.asking import limit_process
 from storage import console
 
-TIME_LIMIT_S = 0.5
+TIME_LIMIT_S = 0.3
 
 
 def run_past_the_gate(store: storage.Store, query: str) -> list[tuple]:
