@@ -20,6 +20,7 @@ from storage import export as export_module
 from tests.storage.rows import OPENED, rollout
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MAX_STOP_S = 3.0  # on a busy machine; 0.3 s on an idle one
 RRL = [sys.executable, "-m", "flows.cli"]
 ENDLESS = {
     "recursion": "with recursive t(n) as (values (1) union all from t) select max(n) from t",
@@ -65,7 +66,7 @@ def test_ctrl_c_stops_a_query_at_once(folder: Path, name: str):
     pressed = time.monotonic()
     child.send_signal(signal.SIGINT)
     output, shown = child.communicate(timeout=10)
-    assert time.monotonic() - pressed < 1.5
+    assert time.monotonic() - pressed < MAX_STOP_S
     assert (child.returncode, output) == (130, "")
     assert shown == "rrl: interrupted\n"
     assert not Path(f"/proc/{asker}").exists()
