@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from flows.cli import EXIT_DAMAGED, EXIT_FAILED, print_result
+from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
 from flows.machine import machine
 from storage import console as sql_console
 from storage.answers import table_text
@@ -75,24 +75,22 @@ def runs(store_path: Path, as_json: bool) -> None:
     print_result(table_text(columns, [tuple(row[c] for c in columns) for row in rows]).rstrip())
 
 
-def sql(query: str, as_of: int | None, format_: str, store_path: Path) -> None:
-    """Answer one SELECT."""
-    store = storage.open(store_path)
-    print_result(sql_console.answer(store, query, as_of=as_of, format_=format_).rstrip("\n"))
-
-
-def show(event_id: str, store_path: Path, as_json: bool) -> None:
+def show(event_id: str, store_path: Path, allow_damaged: bool, as_json: bool) -> None:
     """Print every row about an event: the event, its tokens, its scores, its use in learning."""
     store = storage.open(store_path)
-    story = sql_console.story(store, event_id)
+    damaged = store.damaged() if allow_damaged else {}
+    name_damaged(damaged)
+    story = sql_console.story(store, event_id, allow_damaged)
     if as_json:
         print_result(json.dumps(story, default=_plain))
-        return
-    for table, rows in story.items():
-        for row in rows:
-            print_result(f"{table}")
-            for key, value in row.items():
-                print_result(f"  {key:<22} {_cell(value)}")
+    else:
+        for table, rows in story.items():
+            for row in rows:
+                print_result(f"{table}")
+                for key, value in row.items():
+                    print_result(f"  {key:<22} {_cell(value)}")
+    if damaged:
+        sys.exit(EXIT_DAMAGED)
 
 
 def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> None:

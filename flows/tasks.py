@@ -180,7 +180,7 @@ def finish(run_id: str, what: str, reason: str | None = None) -> int:
 
 @contextmanager
 def _recorded_tracking(session: Session, iteration: int) -> Iterator[None]:
-    """Record what goes wrong as a failure of `iteration`; whatever MLflow does, training goes on"""
+    """Record what goes wrong as a failure of `iteration`: training goes on without MLflow."""
     try:
         yield
     except Exception as error:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
         SupersededError,
     )
+    from storage.export import Exported, export_duckdb
     from storage.identity import event_id
     from storage.liveness import hold_run, is_run_held
     from storage.schemas import TABLES
@@ -58,7 +59,9 @@ _HOMES = {
     "TABLES": "schemas",
     "collect": "compaction",
     "compact": "compaction",
+    "Exported": "export",
     "event_id": "identity",
+    "export_duckdb": "export",
     "hold_run": "liveness",
     "is_run_held": "liveness",
     "num_small_segments": "compaction",
@@ -76,6 +79,7 @@ __all__ = [
     "ConflictError",
     "DamagedError",
     "DiskFullError",
+    "Exported",
     "Finding",
     "Head",
     "NewerSchemaError",
@@ -90,6 +94,7 @@ __all__ = [
     "compact",
     "console",
     "event_id",
+    "export_duckdb",
     "hold_run",
     "is_run_held",
     "num_small_segments",

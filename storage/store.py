@@ -210,8 +210,13 @@ class Store:
                 found[segment.path] = wrong
         return found
 
-    def check_whole(self) -> None:
-        """Raise `DamagedError` naming every live segment that is missing or cut."""
+    def check_whole(self, again: bool = False) -> None:
+        """Raise `DamagedError` naming every live segment that is missing or cut.
+
+        `again` looks also at those that were found whole before.
+        """
+        if again:
+            self._whole.clear()
         if found := self.damaged():
             listed = "; ".join(f"`{self.path / path}` {wrong}" for path, wrong in found.items())
             raise DamagedError(
@@ -257,7 +262,7 @@ class Store:
     def _connection(
         self, state: State, number: int, query: str, allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
-        """Return a cursor that knows what `query` reads, as of `number`; it lives as long as the head."""
+        """Return a cursor that knows what `query` reads as of `number`; it serves one head."""
         from storage.views import Views
 
         with self._lock:
@@ -265,7 +270,7 @@ class Store:
             if self._views is None or self._views[0] != key:
                 without = self.damaged() if allow_damaged else {}
                 live = [s for s in state.segments.values() if s.path not in without]
-                self._views = key, Views(self.path, live, number)
+                self._views = key, Views(str(self.path), live, number)
             views = self._views[1]
             views.define(query)
             return views.connection.cursor()

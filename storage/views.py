@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
-from pathlib import Path
 
 import duckdb
 
@@ -40,9 +39,10 @@ class Views:
     """A connection to the live `segments` below `root`; plain names read as of `as_of`.
 
     Names are defined when a query first needs them, because each definition costs milliseconds.
+    `root` is a folder, or what stands for it where the connection finds files otherwise.
     """
 
-    def __init__(self, root: Path, segments: Iterable[LiveSegment], as_of: int) -> None:
+    def __init__(self, root: str, segments: Iterable[LiveSegment], as_of: int) -> None:
         self.connection = duckdb.connect(":memory:")
         self.as_of = as_of
         self._defined: set[tuple[str, str]] = set()
@@ -78,7 +78,7 @@ class Views:
 
     def paths(self) -> list[str]:
         """Return the files that queries may read."""
-        return [str(self._root / s.path) for found in self._segments.values() for s in found]
+        return [f"{self._root}/{s.path}" for found in self._segments.values() for s in found]
 
 
 def names_in(query: str) -> list[str]:
@@ -124,7 +124,7 @@ def _closure(query: str) -> set[str]:
     return found
 
 
-def table_sql(table: Table, root: Path, segments: list[LiveSegment]) -> str:
+def table_sql(table: Table, root: str, segments: list[LiveSegment]) -> str:
     """Return the SELECT over all live segments of a table; its one parameter is `as_of`.
 
     Segments of one form are read together: of one schema version, compacted or not. Columns are
@@ -144,8 +144,8 @@ def table_sql(table: Table, root: Path, segments: list[LiveSegment]) -> str:
     return " union all ".join(selects)
 
 
-def _select(columns: list[str], root: Path, segments: list[LiveSegment], is_compacted: bool) -> str:
-    paths = ", ".join(quoted_file(str(root / s.path)) for s in segments)
+def _select(columns: list[str], root: str, segments: list[LiveSegment], is_compacted: bool) -> str:
+    paths = ", ".join(quoted_file(f"{root}/{s.path}") for s in segments)
     if is_compacted:
         commit, row = "stored._commit", "stored._row"
     else:
