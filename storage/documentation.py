@@ -134,7 +134,7 @@ def _column_grid(columns: Sequence[Column], is_common: bool = False) -> str:
 
 
 def _views() -> list[str]:
-    empty = Views(Path(), (), as_of=0)
+    empty = Views("", (), as_of=0)
     empty.define(" ".join(VIEWS))
     texts = []
     for name in VIEWS:

@@ -51,7 +51,8 @@ def read_rows(
     together = pa.concat_tables(found)
     if any(a.last_commit > b.first_commit for a, b in pairwise(held)):
         together = together.sort_by([(name, "ascending") for name in segments.POSITIONS])
-    return together.drop_columns(list(segments.POSITIONS)).to_pylist()
+    rows_of_all: list[dict[str, Any]] = together.drop_columns(list(segments.POSITIONS)).to_pylist()
+    return rows_of_all
 
 
 def _may_hold(segment: LiveSegment, run_id: str | None, iteration: int | None) -> bool:

@@ -19,7 +19,7 @@ def run_past_the_gate(store: storage.Store, query: str) -> list[tuple]:
     """Run a query on the locked connection; whatever it leaves there goes with the connection."""
     state = store.log.refresh()
     views = console.views_of(store, state, state.head.number)
-    views.define(name for name in storage.TABLES if name in query)
+    views.define(query)
     connection = console.locked(views)
     timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
     timer.start()

@@ -306,13 +306,13 @@ def test_a_query_whose_segments_were_compacted_and_deleted_is_asked_again(
         writer.append({"rollouts": [rollout(f"q{i}")]}, f"b{i}")
     asked = []
 
-    def define_late(views: Views, names: list[str]) -> None:
-        asked.append(names)
+    def define_late(views: Views, query: str) -> None:
+        asked.append(query)
         if len(asked) == 1:
             list(storage.compact(filled, min_segments=2))
             storage.collect(filled, grace_s=0)
             storage.collect(filled, grace_s=0)
-        define(views, names)
+        define(views, query)
 
     define = Views.define
     monkeypatch.setattr(Views, "define", define_late)
