@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 3 damaged store, 4 superseded by anot
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -27,6 +28,10 @@ app.add_typer(config_app, name="config")
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the event log.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DamagedOption = Annotated[
+    bool,
+    typer.Option("--allow-damaged", help="Answer from what is left of a damaged store; exit 3."),
+]
 DEFAULT_STORE = Path("rrl-data")
 
 
@@ -66,6 +71,14 @@ def init(store: StoreOption = DEFAULT_STORE) -> None:
 
 
 @app.command()
+def doctor(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Say what this machine offers, and try whether the folder can hold a store."""
+    from flows import inspect_commands
+
+    inspect_commands.doctor(store, as_json)
+
+
+@app.command()
 def runs(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """List the runs: alive or dead, how far they are, how to resume them."""
     from flows import inspect_commands
@@ -78,15 +91,26 @@ def sql(
     query: Annotated[str, typer.Argument(help="One SELECT over the tables and views.")],
     as_of: Annotated[int | None, typer.Option(help="Answer as of this commit.")] = None,
     format_: Annotated[
-        Literal["table", "csv", "json"], typer.Option("--format", help="How rows are printed.")
+        Literal["table", "csv", "json", "parquet"],
+        typer.Option("--format", help="How rows are written; parquet needs --output."),
     ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this new file.")
+    ] = None,
+    time_limit_s: Annotated[
+        float, typer.Option("--time-limit", min=0.1, help="Seconds the query may take.")
+    ] = 60.0,
     store: StoreOption = DEFAULT_STORE,
+    allow_damaged: DamagedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the history one question in SQL."""
-    from flows import inspect_commands
+    from flows import asking, asking_commands
 
-    inspect_commands.sql(query, as_of, "json" if as_json else format_, store)
+    question = asking.Question(
+        str(store), query, as_of, allow_damaged, "json" if as_json else format_, time_limit_s
+    )
+    asking_commands.sql(question, output)
 
 
 @app.command()
@@ -95,12 +119,25 @@ def show(
         str, typer.Argument(metavar="ID", help="Event or run id, or its beginning.")
     ],
     store: StoreOption = DEFAULT_STORE,
+    allow_damaged: DamagedOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show one event, and for a rollout its whole story."""
     from flows import inspect_commands
 
-    inspect_commands.show(event_id, store, as_json)
+    inspect_commands.show(event_id, store, allow_damaged, as_json)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="New folder for rrl.duckdb and views.sql.")],
+    as_of: Annotated[int | None, typer.Option(help="Write what was known at this commit.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write the history as a DuckDB database that needs nothing of this package."""
+    from flows import asking_commands
+
+    asking_commands.export(folder, as_of, store)
 
 
 @app.command()
@@ -116,6 +153,24 @@ def verify(
     from flows import inspect_commands
 
     inspect_commands.verify(deep, anchor, store, as_json)
+
+
+@app.command()
+def compact(
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Only this run.")] = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Files no longer needed are deleted when they are older, in two calls."
+        ),
+    ] = 3600.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small segments into large ones, and delete files that nothing needs any more."""
+    from flows import maintenance_commands
+
+    maintenance_commands.compact(run_id, grace_s, store, as_json)
 
 
 @model_app.command("fetch")
@@ -149,20 +204,35 @@ def print_result(text: str) -> None:
     typer.echo(text)
 
 
+def name_damaged(damaged: Mapping[str, str]) -> None:
+    """Say on stderr what an answer has to do without."""
+    for path, why in damaged.items():
+        typer.echo(f"rrl: without {path}: {why}", err=True)
+
+
 def main() -> NoReturn:
     """Run the command; turn known errors into a message and a meaningful exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer returns the code of Exit, and 130 on Ctrl-C
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except typer.Abort:
         _fail("aborted", EXIT_INTERRUPTED)
     except Exception as error:
+        if _is_interrupt(error):
+            _fail("interrupted", EXIT_INTERRUPTED)
         code = _exit_code(error)
         if code is None:
             raise
         _fail(str(error), code)
-    sys.exit(0)
+    if code == EXIT_INTERRUPTED:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Return whether DuckDB took a Ctrl-C for itself."""
+    return isinstance(error, RuntimeError) and str(error) == "Query interrupted"
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -171,8 +241,6 @@ def _exit_code(error: Exception) -> int | None:
     Errors are known by name, since importing their classes would load what most commands do not
     need.
     """
-    if isinstance(error, typer.Exit):
-        return error.exit_code
     if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of typer's parser
         error.show()
         sys.exit(error.exit_code)

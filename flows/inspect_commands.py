@@ -1,4 +1,4 @@
-"""What `rrl runs`, `rrl sql`, `rrl show` and `rrl verify` do, without loading a model library."""
+"""What the commands do that look at a store or at this machine, without a model library."""
 
 import json
 import sys
@@ -7,15 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from flows.cli import EXIT_DAMAGED, print_result
+from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
+from flows.machine import machine
 from storage import console as sql_console
 from storage.answers import table_text
+from storage.probe import probe
 
 
 def init(store_path: Path) -> None:
-    """Create an empty store, or leave the one that is there."""
+    """Create an empty store, or leave the one that is there; refuse a folder that cannot hold one.
+
+    Raises:
+        StorageError: the disk cannot do what a store relies on; nothing was created.
+    """
+    if failed := [c for c in probe(store_path) if c.is_needed and not c.is_ok]:
+        reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        raise storage.StorageError(
+            f"`{store_path.absolute()}` cannot hold a store ({reasons}); nothing was created. "
+            "Name a folder on another disk with --store"
+        )
     store = storage.open(store_path, create=True)
     print_result(f"store {store.path}: head {store.head().number}")
+
+
+def doctor(store_path: Path, as_json: bool) -> None:
+    """Print what this machine offers and whether a store can be kept; exit 1 when it cannot."""
+    found, checks, path = machine(), probe(store_path), str(store_path.absolute())
+    is_ok = all(check.is_ok for check in checks if check.is_needed)
+    if as_json:
+        checked = [vars(check) for check in checks]
+        print_result(json.dumps({"is_ok": is_ok, **vars(found), "store": path, "checks": checked}))
+    else:
+        lines = [*found.lines(), ("store", path)]
+        for check in checks:
+            wrong = "" if check.is_ok else "FAILED: " if check.is_needed else "warning: "
+            lines.append((f"  {check.name}", wrong + check.detail))
+        print_result("\n".join(f"{name:<14} {value}" for name, value in lines))
+    if not is_ok:
+        sys.exit(EXIT_FAILED)
 
 
 def runs(store_path: Path, as_json: bool) -> None:
@@ -46,24 +75,22 @@ def runs(store_path: Path, as_json: bool) -> None:
     print_result(table_text(columns, [tuple(row[c] for c in columns) for row in rows]).rstrip())
 
 
-def sql(query: str, as_of: int | None, format_: str, store_path: Path) -> None:
-    """Answer one SELECT."""
-    store = storage.open(store_path)
-    print_result(sql_console.answer(store, query, as_of=as_of, format_=format_).rstrip("\n"))
-
-
-def show(event_id: str, store_path: Path, as_json: bool) -> None:
+def show(event_id: str, store_path: Path, allow_damaged: bool, as_json: bool) -> None:
     """Print every row about an event: the event, its tokens, its scores, its use in learning."""
     store = storage.open(store_path)
-    story = sql_console.story(store, event_id)
+    damaged = store.damaged() if allow_damaged else {}
+    name_damaged(damaged)
+    story = sql_console.story(store, event_id, allow_damaged)
     if as_json:
         print_result(json.dumps(story, default=_plain))
-        return
-    for table, rows in story.items():
-        for row in rows:
-            print_result(f"{table}")
-            for key, value in row.items():
-                print_result(f"  {key:<22} {_cell(value)}")
+    else:
+        for table, rows in story.items():
+            for row in rows:
+                print_result(f"{table}")
+                for key, value in row.items():
+                    print_result(f"  {key:<22} {_cell(value)}")
+    if damaged:
+        sys.exit(EXIT_DAMAGED)
 
 
 def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> None:

@@ -34,6 +34,7 @@ class Steps:
     learn: StepFunction
     evaluate: StepFunction
     track: StepFunction
+    compact: StepFunction
 
 
 Loop = Callable[[str, Steps], None]

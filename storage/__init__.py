@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import storage.console as console
     from storage.artifacts import ArtifactStore
     from storage.commits import Head
+    from storage.compaction import Collected, Compacted, collect, compact, num_small_segments
     from storage.errors import (
         ClosedIterationError,
         ConflictError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
         SupersededError,
     )
+    from storage.export import Exported, export_duckdb
     from storage.identity import event_id
     from storage.liveness import hold_run, is_run_held
     from storage.schemas import TABLES
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArtifactStore": "artifacts",
     "ClosedIterationError": "errors",
+    "Collected": "compaction",
     "Committed": "writer",
+    "Compacted": "compaction",
     "ConflictError": "errors",
     "DamagedError": "errors",
     "DiskFullError": "errors",
@@ -53,9 +57,14 @@ _HOMES = {
     "StreamWriter": "writer",
     "SupersededError": "errors",
     "TABLES": "schemas",
+    "collect": "compaction",
+    "compact": "compaction",
+    "Exported": "export",
     "event_id": "identity",
+    "export_duckdb": "export",
     "hold_run": "liveness",
     "is_run_held": "liveness",
+    "num_small_segments": "compaction",
     "open": "store",
     "verify": "verification",
 }
@@ -64,10 +73,13 @@ __all__ = [
     "TABLES",
     "ArtifactStore",
     "ClosedIterationError",
+    "Collected",
     "Committed",
+    "Compacted",
     "ConflictError",
     "DamagedError",
     "DiskFullError",
+    "Exported",
     "Finding",
     "Head",
     "NewerSchemaError",
@@ -78,10 +90,14 @@ __all__ = [
     "StoreNotFoundError",
     "StreamWriter",
     "SupersededError",
+    "collect",
+    "compact",
     "console",
     "event_id",
+    "export_duckdb",
     "hold_run",
     "is_run_held",
+    "num_small_segments",
     "open",
     "verify",
 ]

@@ -6,6 +6,7 @@ event may name it.
 
 import hashlib
 import re
+from contextlib import suppress
 
 from storage.errors import DamagedError, StorageError
 from storage.files import Files
@@ -24,11 +25,12 @@ class ArtifactStore:
         """Store `data` durably and return its id; the same data again is stored once."""
         artifact_id = f"{kind}-{hashlib.sha256(data).hexdigest()}"
         path = artifact_path(artifact_id)
-        try:
-            self._files.publish(path, data)
-        except FileExistsError:
-            self._files.sync_folders((self._files.root / path).parent)
-            self.get(artifact_id)
+        if not self.has(artifact_id):
+            with suppress(FileExistsError):  # another process was faster
+                self._files.publish(path, data)
+                return artifact_id
+        self._files.sync_folders([path])  # whoever stored it may have been killed before this
+        self.get(artifact_id)
         return artifact_id
 
     def get(self, artifact_id: str) -> bytes:

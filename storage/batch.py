@@ -14,9 +14,9 @@ from storage.schemas import Table
 
 
 class Event(NamedTuple):
-    """Where an event was committed, its iteration if its place has one, and its content's hash."""
+    """The commit that has the event, its iteration if its place has one, and its content's hash."""
 
-    path: str
+    commit: int
     iteration: int | None
     content_sha256: str
 
@@ -35,11 +35,13 @@ class Batch:
     hashes: list[str]
     iterations: list[int | None]
 
-    def events(self, numbers: Sequence[int], path: str) -> dict[str, Event]:
-        """Return what is remembered of the rows `numbers` once they are committed in `path`."""
+    def events(self, numbers: Sequence[int], commit: int) -> dict[str, Event]:
+        """Return what is remembered of the rows `numbers` once `commit` has them."""
         has_iteration = "iteration" in self.table.place_columns
         return {
-            self.ids[n]: Event(path, self.iterations[n] if has_iteration else None, self.hashes[n])
+            self.ids[n]: Event(
+                commit, self.iterations[n] if has_iteration else None, self.hashes[n]
+            )
             for n in numbers
         }
 
@@ -96,7 +98,9 @@ def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> lis
             first[event_id] = content
             fresh.append(number)
         elif first[event_id] != content and batch.table.nature == "derived":
-            where = committed[event_id].path if event_id in committed else "the same append"
+            where = "the same append"
+            if event_id in committed:
+                where = f"commit {committed[event_id].commit}"
             raise ConflictError(
                 f"row {number} of `{batch.table.name}` at {_place(batch, number)}: `{event_id}` is "
                 f"in {where} with content {first[event_id]}, came {content}. The same computation "

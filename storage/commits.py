@@ -3,8 +3,10 @@
 Invariant: a commit is the only thing that makes rows exist. It names every segment it adds and
 removes with size and hash, and the hash of the commit before it, so the commits form a chain.
 
-Kinds: `open` starts an epoch of a stream, `append` adds rows. Later kinds (compaction, collection)
-use the same fields; a version that does not know a kind refuses the store.
+Kinds: `open` starts an epoch of a stream, `append` adds rows. Maintenance belongs to no epoch:
+`compact` puts the rows of the segments it removes into the ones it adds, `condemn` names files that
+no commit may use any more, `collect` says that condemned files were deleted. A version that does
+not know a kind refuses the store.
 """
 
 import hashlib
@@ -15,7 +17,7 @@ from typing import Any
 from storage.errors import DamagedError, NewerSchemaError
 from storage.schemas import FORMAT_VERSION
 
-KINDS = ("open", "append")
+KINDS = ("open", "append", "compact", "condemn", "collect")
 FOLDER = "_log"
 
 
@@ -35,7 +37,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a commit says, before it has a number."""
+    """What a commit says, before it has a number.
+
+    `run_id` is the stream, also of the segments that a compaction merges; empty for `condemn` and
+    `collect`. `epoch` is 0 and `batch_key` empty for maintenance. `removed` are paths: no longer
+    live (`compact`), never to be used again (`condemn`), deleted (`collect`).
+    """
 
     nonce: str
     kind: str

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 
+from storage.answers import printable
 from storage.errors import QueryError
 from storage.schemas import TABLES
 from storage.views import VIEWS
@@ -29,15 +30,33 @@ _TABLE_FUNCTIONS = {
 }
 
 
+MAX_QUERY_CHARS = 100_000
+
+
+def check_length(query: str) -> None:
+    """Raise `QueryError` when a query is too long to be looked at."""
+    if len(query) > MAX_QUERY_CHARS:
+        raise QueryError(
+            f"expected a query of at most {MAX_QUERY_CHARS} characters, came {len(query)}; to look "
+            "for many values, write them to a file and join them in Python with `Store.sql`"
+        )
+
+
 def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     """Raise `QueryError` unless `query` is exactly one SELECT that can only read."""
+    check_length(query)
     [[answer]] = connection.execute(
         "select json_serialize_sql($query)", {"query": query}
     ).fetchall()
-    parsed = json.loads(answer)
+    try:
+        parsed = json.loads(answer)
+    except RecursionError as error:
+        raise QueryError("the query is nested too deeply to be looked at; nothing was run") from (
+            error
+        )
     if parsed["error"]:
         if parsed["error_type"] == "parser":
-            raise QueryError(f"the query has a syntax error: {parsed['error_message']}")
+            raise QueryError(f"the query has a syntax error: {printable(parsed['error_message'])}")
         raise QueryError("expected one SELECT, came another kind of statement; nothing was run")
     if len(parsed["statements"]) != 1:
         raise QueryError(f"expected one SELECT, came {len(parsed['statements'])}; nothing was run")
@@ -51,9 +70,10 @@ def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> No
 
 def _check_function(name: str) -> None:
     if name.lower() not in _TABLE_FUNCTIONS:
+        known = ", ".join((*TABLES, *VIEWS))
         raise QueryError(
-            f"`{name}(...)` cannot be asked here; expected one of the store's tables and views "
-            f"({', '.join((*TABLES, *VIEWS))}) or unnest, range, generate_series, json_each"
+            f"`{printable(name)}(...)` cannot be asked here; expected one of the store's tables "
+            f"and views ({known}) or unnest, range, generate_series, json_each"
         )
 
 

@@ -63,11 +63,11 @@ class KnownEvents:
     def _of_stream(self, state: State) -> Iterator[LiveSegment]:
         return (s for s in state.segments.values() if s.run_id == self._run_id)
 
-    def _read(self, segment: Segment) -> dict[str, Event]:
+    def _read(self, segment: LiveSegment) -> dict[str, Event]:
         columns = ["event_id", "content_sha256", *(["iteration"] * _has_iteration(segment))]
-        rows = segments.read(self._files, segment, columns).to_pylist()
+        rows = segments.read_positioned(self._files, segment, columns).to_pylist()
         return {
-            row["event_id"]: Event(segment.path, row.get("iteration"), row["content_sha256"])
+            row["event_id"]: Event(row["_commit"], row.get("iteration"), row["content_sha256"])
             for row in rows
         }
 

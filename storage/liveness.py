@@ -1,7 +1,8 @@
 """Whether a process on this machine works on a run: for people to see, never for correctness.
 
 A process that works on a run holds a shared lock on `live/<run>.lock`; the kernel drops it with the
-process, however that ends. Who may write is decided by the epochs in the log alone.
+process, however that ends. Who may write is decided by the epochs in the log alone. The file is
+empty and may be lost, so it is made here and not by `files.py`.
 """
 
 import fcntl

@@ -1,12 +1,13 @@
 """The numbered commits of a store: finding the head, and taking the next number.
 
-Invariant: commit n+1 exists only after commit n, names its hash, and never changes; whoever links
-the file of a number first has it. A checkpoint only saves time: opening reads the newest good one
-and the commits after it, never the whole log.
+Invariant: commit n+1 exists only after commit n is durable, names its hash, and never changes;
+whoever links the file of a number first has it. A checkpoint only saves time: opening reads the
+newest good one and the commits after it, never the whole log.
 """
 
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 
@@ -31,6 +32,10 @@ CHECKPOINT_EVERY = 100  # commits
 _logger = logging.getLogger(__name__)
 
 
+class _WrittenTooLongAgoError(Exception):
+    """Files were condemned after the segments of a draft were written."""
+
+
 class Log:
     """The commits below `files`, with the state of the newest one seen kept in memory."""
 
@@ -38,9 +43,10 @@ class Log:
         self._files = files
         self._lock = threading.RLock()
         self._state: State | None = None
+        self._durable_number = 0  # of the newest commit that this process knows to be durable
 
     def refresh(self) -> State:
-        """Return the state as of the newest commit.
+        """Return the state as of the newest commit, which may not be durable yet.
 
         Raises:
             DamagedError: a commit is missing, altered or out of place.
@@ -61,18 +67,44 @@ class Log:
         except FileNotFoundError:
             return None
 
+    def commit(self, make_draft: Callable[[str], Draft], check: Callable[[State], None]) -> Commit:
+        """Write new segments and commit them.
+
+        When files were condemned in between, everything is written once more under new names:
+        the condemned ones may be among those just written, if this process was stalled.
+
+        Args:
+            make_draft: writes the segments, their names made with the nonce it is given.
+            check: as for `append`.
+        """
+        while True:
+            begun_at = self.refresh().head.number
+
+            def check_all(state: State, begun_at: int = begun_at) -> None:
+                check(state)
+                if state.last_condemn > begun_at:
+                    raise _WrittenTooLongAgoError
+
+            try:
+                return self.append(make_draft(secrets.token_hex(8)), check_all)
+            except _WrittenTooLongAgoError:
+                continue
+
     def append(self, draft: Draft, check: Callable[[State], None]) -> Commit:
         """Commit `draft` as the next number.
 
         Args:
-            draft: what to commit; its segments and artifacts are durable already.
+            draft: what to commit; its segments are in their place, its artifacts durable.
             check: raises when `draft` must not follow the state it is given; called again each
                 time another writer was faster.
         """
+        self._files.sync_folders([segment.path for segment in draft.added])
         with self._lock:
             while True:
                 state = self.refresh()
+                self._check_head(state.head)
                 check(state)
+                self.make_durable(state.head)
                 commit = seal(draft, state.head)
                 try:
                     self._files.publish(commit_path(commit.number), encode(commit))
@@ -80,9 +112,33 @@ class Log:
                     winner = self.read(commit.number)
                     if winner is None or winner.draft.nonce != draft.nonce:
                         continue
+                    self.make_durable(Head(commit.number, commit.sha256))
+                self._durable_number = commit.number
                 self._state = fold(state, [commit])
                 self._write_checkpoint(self._state)
                 return commit
+
+    def make_durable(self, head: Head) -> None:
+        """Sync the commits up to `head`, unless this process did: its writer may have been killed.
+
+        Needed before the next one is linked, which could survive a power cut alone, and before a
+        caller is told that something is committed.
+        """
+        if head.number > self._durable_number:
+            self._files.sync_folders([commit_path(head.number)])
+            self._durable_number = head.number
+
+    def _check_head(self, head: Head) -> None:
+        """Refuse to build on a commit that is no longer the one that was read."""
+        if head.number == 0:
+            return
+        there = self.read(head.number)
+        if there is None or there.sha256 != head.sha256:
+            raise DamagedError(
+                f"commit {head.number} was {head.sha256} when this process read it and is "
+                f"{there.sha256 if there else 'missing'} now: the log was replaced while the "
+                "process ran, by a backup for one; nothing was committed, start it again"
+            )
 
     def newest_number(self) -> int:
         """Return the highest commit number that has a file."""
@@ -97,7 +153,7 @@ class Log:
         path = checkpoint_path(number)
         try:
             state = checkpoint_state(decode_body(self._files.read(path), path))
-        except (StorageError, FileNotFoundError, KeyError, TypeError):
+        except (StorageError, FileNotFoundError, KeyError, TypeError, AttributeError):
             return None
         return state if state.head.number == number else None
 
@@ -141,7 +197,7 @@ class Log:
             return
         path = checkpoint_path(state.head.number)
         try:
-            self._files.publish(path, encode_checkpoint(state))
+            self._files.place(path, encode_checkpoint(state))  # losing it costs only time
         except FileExistsError:
             pass
         except (StorageError, OSError) as error:  # the commit stands; the next one is written later

@@ -1,6 +1,7 @@
 """Rows of one table, read straight from its segments."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ def read_rows(
     run_id: str | None,
     iteration: int | None,
     event_ids: set[str] | None,
+    as_of: int,
 ) -> list[dict[str, Any]]:
     """Return the rows of `live`, oldest commit first, that fit every filter that is not None.
 
@@ -28,19 +30,29 @@ def read_rows(
     """
     if iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
-    rows: list[dict[str, Any]] = []
-    for segment in sorted(live, key=lambda s: s.commit):
-        if not _may_hold(segment, run_id, iteration):
-            continue
-        found = segments.read(files, segment)
+    held = sorted(
+        (s for s in live if s.first_commit <= as_of and _may_hold(s, run_id, iteration)),
+        key=lambda s: s.first_commit,
+    )
+    found = []
+    for segment in held:
+        rows = segments.read_positioned(files, segment)
+        if segment.last_commit > as_of:
+            rows = rows.filter(pc.field("_commit") <= as_of)
         if run_id is not None:
-            found = found.filter(pc.field("run_id") == run_id)
+            rows = rows.filter(pc.field("run_id") == run_id)
         if iteration is not None:
-            found = found.filter(pc.field("iteration") == iteration)
+            rows = rows.filter(pc.field("iteration") == iteration)
         if event_ids is not None:
-            found = found.filter(pc.field("event_id").isin(pa.array(event_ids, pa.string())))
-        rows += found.to_pylist()
-    return rows
+            rows = rows.filter(pc.field("event_id").isin(pa.array(event_ids, pa.string())))
+        found.append(rows)
+    if not found:
+        return []
+    together = pa.concat_tables(found)
+    if any(a.last_commit > b.first_commit for a, b in pairwise(held)):
+        together = together.sort_by([(name, "ascending") for name in segments.POSITIONS])
+    rows_of_all: list[dict[str, Any]] = together.drop_columns(list(segments.POSITIONS)).to_pylist()
+    return rows_of_all
 
 
 def _may_hold(segment: LiveSegment, run_id: str | None, iteration: int | None) -> bool:

@@ -1,7 +1,8 @@
 """Every table and column of the event log, in one place.
 
 Invariant: a stored row is read for ever with the meaning written here. A column is never renamed,
-retyped or given another meaning; a change is a new column and a new `version` of its table.
+retyped or given another meaning; a change is a new nullable column `since` a new `version` of its
+table, which says by `upcast` what it is in older rows.
 
 Place identity: `event_id = prefix + first 128 bits of sha256(table, place)`; the place is the
 canonical JSON of the columns marked `place=True`, in the order of declaration. `content_sha256` is
@@ -37,7 +38,11 @@ FLOATS: TypeName = "list of float32"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its type, one sentence on what it holds, and its part in the identity."""
+    """One column: its type, one sentence on what it holds, and its part in the identity.
+
+    `since` is the version of its table that brought it, `upcast` an SQL expression over the older
+    columns: its value in the rows of older versions.
+    """
 
     name: str
     type: TypeName
@@ -45,6 +50,8 @@ class Column:
     place: bool = False
     timing: bool = False
     nullable: bool = False
+    since: int = 1
+    upcast: str = "null"
 
     @property
     def is_list(self) -> bool:
@@ -274,7 +281,7 @@ LEARNED_SAMPLES = Table(
     "learned_samples",
     "ls",
     "derived",
-    "A sample entered an optimizer step that was taken.",
+    "A sample entered an optimizer step; one that was skipped taught nothing (`updates`).",
     (
         _RUN,
         _ITERATION,
@@ -304,7 +311,7 @@ UPDATES = Table(
     "updates",
     "up",
     "derived",
-    "An optimizer step was taken.",
+    "An optimizer step was taken, or skipped because nothing had an advantage.",
     (
         _RUN,
         _ITERATION,

@@ -2,18 +2,26 @@
 
 Invariant: a segment is written with the explicit schema of its table, and read only when its size
 and sha256 are those its commit names.
+
+`POSITIONS` say where a row was committed first: the number of the commit and the row in that
+commit's segment. They come from the log for plain segments and are columns of compacted ones.
 """
 
 import hashlib
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.commits import Segment
 from storage.files import Files, slug
 from storage.integrity import read_checked
-from storage.schemas import Table
+from storage.schemas import TABLES, Table
+from storage.state import LiveSegment
+from storage.upcast import stored_columns, upcast
 
+POSITIONS = ("_commit", "_row")
+_POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSITIONS]
 FOLDER = "events"
 _FALSE_POSITIVES = 0.01
 
@@ -23,17 +31,41 @@ def segment_path(table: Table, run_id: str, batch_key: str, nonce: str) -> str:
     return f"{FOLDER}/{table.name}/{slug(run_id)}/{slug(batch_key)}-{nonce}.parquet"
 
 
-def encode(table: Table, rows: pa.Table) -> bytes:
-    """Return the Parquet form of `rows`.
+def write(
+    files: Files,
+    table: Table,
+    rows: pa.Table,
+    name: tuple[str, str, str],
+    version: int | None = None,
+) -> Segment:
+    """Store `rows` in a new segment and return what a commit says of it.
+
+    The commit makes it durable (`Log.append`).
+
+    Args:
+        files: the store.
+        table: whose rows.
+        rows: with the columns of `version`, and with positions if they were committed before.
+        name: run id, batch key and nonce.
+        version: of the table's schema; None: today's.
+    """
+    path = segment_path(table, *name)
+    data = encode(table, rows, version)
+    files.place(path, data)
+    return describe(table, path, rows, data, version)
+
+
+def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
+    """Return the Parquet form of `rows`, which have the columns of `version` (None: today's).
 
     Lists of tokens and log-probs are split by byte, which compresses them best; ids get a Bloom
     filter, so that looking one up skips the row groups without it.
     """
-    lists = [c.name for c in table.all_columns if c.is_list]
+    lists = [c.name for c in table.all_columns if c.is_list and c.name in rows.column_names]
     ids = [n for n in ("event_id", "rollout_id", "target_id") if n in rows.column_names]
     sink = pa.BufferOutputStream()
     pq.write_table(
-        rows.cast(table.arrow_schema),
+        rows.cast(_stored_schema(table, version or table.version, rows)),
         sink,
         row_group_size=table.rows_per_group,
         compression="zstd",
@@ -49,8 +81,10 @@ def encode(table: Table, rows: pa.Table) -> bytes:
     return data
 
 
-def describe(table: Table, path: str, rows: pa.Table, data: bytes) -> Segment:
-    """Return what a commit says of a segment."""
+def describe(
+    table: Table, path: str, rows: pa.Table, data: bytes, version: int | None = None
+) -> Segment:
+    """Return what a commit says of a segment with rows of `version` (None: today's)."""
     iterations = (
         rows.column("iteration").to_pylist() if "iteration" in rows.column_names else [None]
     )
@@ -62,15 +96,56 @@ def describe(table: Table, path: str, rows: pa.Table, data: bytes) -> Segment:
         sha256=hashlib.sha256(data).hexdigest(),
         min_iteration=min(iterations),
         max_iteration=max(iterations),
-        schema_version=table.version,
+        schema_version=version or table.version,
     )
 
 
-def read(files: Files, segment: Segment, columns: list[str] | None = None) -> pa.Table:
-    """Return the rows of a segment; all columns, or those named.
+def read(files: Files, segment: LiveSegment, columns: list[str] | None = None) -> pa.Table:
+    """Return the rows of a segment in the order they were committed, with the columns of today.
+
+    Args:
+        files: the store.
+        segment: which.
+        columns: all, or those named.
 
     Raises:
         DamagedError: it is missing, or not the file that was committed.
     """
-    data = read_checked(files, segment)
-    return pq.read_table(pa.BufferReader(data), columns=columns)
+    return _decode(files, segment, columns or [c.name for c in TABLES[segment.table].all_columns])
+
+
+def read_positioned(
+    files: Files, segment: LiveSegment, columns: list[str] | None = None
+) -> pa.Table:
+    """Return the rows of a segment, as `read` does, with their positions as last columns."""
+    wanted = columns or [c.name for c in TABLES[segment.table].all_columns]
+    if segment.is_compacted:
+        return _decode(files, segment, [*wanted, *POSITIONS])
+    return _with_positions(segment, _decode(files, segment, wanted))
+
+
+def read_stored(files: Files, segment: LiveSegment) -> pa.Table:
+    """Return the rows of a segment as they were written, with their positions as last columns."""
+    rows = pq.read_table(pa.BufferReader(read_checked(files, segment)))
+    return rows if segment.is_compacted else _with_positions(segment, rows)
+
+
+def _decode(files: Files, segment: LiveSegment, columns: list[str]) -> pa.Table:
+    table = TABLES[segment.table]
+    if segment.schema_version < table.version:
+        rows = upcast(table, segment.schema_version, read_stored(files, segment))
+        return rows.select(columns)
+    return pq.read_table(pa.BufferReader(read_checked(files, segment)), columns=columns)
+
+
+def _with_positions(segment: LiveSegment, rows: pa.Table) -> pa.Table:
+    commits = pa.repeat(pa.scalar(segment.first_commit, pa.int64()), len(rows))
+    numbers = pa.array(np.arange(len(rows)), pa.int64())
+    for field, values in zip(_POSITION_FIELDS, (commits, numbers), strict=True):
+        rows = rows.append_column(field, values)
+    return rows
+
+
+def _stored_schema(table: Table, version: int, rows: pa.Table) -> pa.Schema:
+    fields = [table.arrow_schema.field(name) for name in stored_columns(table, version)]
+    return pa.schema([*fields, *(_POSITION_FIELDS if POSITIONS[0] in rows.column_names else ())])

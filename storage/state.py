@@ -17,10 +17,16 @@ NO_COMMIT = Head(0, "")
 
 @dataclass(frozen=True)
 class LiveSegment(Segment):
-    """A segment that counts, with the commit that added it and the stream it belongs to."""
+    """A segment that counts, and the stream it belongs to.
 
-    commit: int
+    Its rows were committed from `first_commit` to `last_commit`. Those of a compacted segment carry
+    their position as columns `_commit` and `_row`; all others have one commit for all rows.
+    """
+
     run_id: str
+    first_commit: int
+    last_commit: int
+    is_compacted: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class State:
-    """The live segments by path and the streams by run id, as of `head`."""
+    """The live segments by path and the streams by run id, as of `head`.
+
+    `condemned` says when each file was condemned that is not deleted yet, `last_condemn` is the
+    newest commit that condemned any: segments written before it must not be committed after it.
+    """
 
     head: Head = NO_COMMIT
     segments: Mapping[str, LiveSegment] = field(default_factory=dict)
     streams: Mapping[str, Stream] = field(default_factory=dict)
+    condemned: Mapping[str, str] = field(default_factory=dict)
+    last_condemn: int = 0
 
     def epoch(self, run_id: str) -> int:
         """Return the newest epoch of a stream; 0 when it was never opened."""
@@ -57,27 +69,85 @@ def fold(state: State, commits: Iterable[Commit]) -> State:
         DamagedError: a commit is out of place, or says what cannot be.
         NewerSchemaError: a segment has a table or a version this code does not know.
     """
-    head, segments, streams = state.head, dict(state.segments), dict(state.streams)
+    folding = _Folding(state)
     for commit in commits:
+        folding.add(commit)
+    return folding.state()
+
+
+class _Folding:
+    """Copies of the parts of a state, changed commit by commit."""
+
+    def __init__(self, state: State) -> None:
+        self._head = state.head
+        self._segments = dict(state.segments)
+        self._streams = dict(state.streams)
+        self._condemned = dict(state.condemned)
+        self._last_condemn = state.last_condemn
+
+    def state(self) -> State:
+        return State(self._head, self._segments, self._streams, self._condemned, self._last_condemn)
+
+    def add(self, commit: Commit) -> None:
+        head, draft = self._head, commit.draft
         if (commit.number, commit.prev_sha256) != (head.number + 1, head.sha256):
             raise DamagedError(
                 f"commit {commit.number} does not follow commit {head.number}: expected the "
                 f"previous hash {head.sha256!r}, came {commit.prev_sha256!r}; the log was edited "
                 "or mixed with another, run `rrl verify` and restore it from a backup"
             )
-        draft = commit.draft
-        stream = _next_stream(streams.get(draft.run_id, Stream()), commit)
-        streams[draft.run_id] = stream
-        for path in draft.removed:
-            if segments.pop(path, None) is None:
-                raise DamagedError(f"commit {commit.number} removes `{path}`, which is not live")
-        for segment in draft.added:
-            _check_known(segment)
-            segments[segment.path] = LiveSegment(
-                **vars(segment), commit=commit.number, run_id=draft.run_id
+        if draft.kind == "condemn":
+            self._condemn(commit)
+        elif draft.kind == "collect":
+            for path in draft.removed:
+                self._condemned.pop(path, None)
+        elif draft.kind == "compact":
+            self._compact(commit)
+        else:
+            stream = self._streams.get(draft.run_id, Stream())
+            self._streams[draft.run_id] = _next_stream(stream, commit)
+            for segment in draft.added:
+                number = commit.number
+                self._add(LiveSegment(**vars(segment), run_id=draft.run_id,
+                                      first_commit=number, last_commit=number))  # fmt: skip
+        self._head = Head(commit.number, commit.sha256)
+
+    def _add(self, segment: LiveSegment) -> None:
+        _check_known(segment)
+        if segment.path in self._condemned or segment.path in self._segments:
+            raise DamagedError(
+                f"`{segment.path}` was committed twice or after it was condemned; the log was "
+                "edited or written by a faulty version, run `rrl verify`"
             )
-        head = Head(commit.number, commit.sha256)
-    return State(head, segments, streams)
+        self._segments[segment.path] = segment
+
+    def _condemn(self, commit: Commit) -> None:
+        for path in commit.draft.removed:
+            if path in self._segments:
+                raise DamagedError(f"commit {commit.number} condemns `{path}`, which is live")
+            self._condemned[path] = commit.draft.recorded_at
+        self._last_condemn = commit.number
+
+    def _compact(self, commit: Commit) -> None:
+        """Replace segments of one stream and table by others that hold the same rows."""
+        draft = commit.draft
+        if missing := [path for path in draft.removed if path not in self._segments]:
+            raise DamagedError(f"commit {commit.number} removes `{missing[0]}`, which is not live")
+        merged = [self._segments.pop(path) for path in draft.removed]
+        sources = {(s.run_id, s.table) for s in merged}
+        results = {(draft.run_id, s.table) for s in draft.added}
+        if sources != results or sum(s.rows for s in merged) != sum(s.rows for s in draft.added):
+            raise DamagedError(f"commit {commit.number} adds other rows than it removes")
+        for segment in draft.added:
+            self._add(
+                LiveSegment(
+                    **vars(segment),
+                    run_id=draft.run_id,
+                    first_commit=min(s.first_commit for s in merged),
+                    last_commit=max(s.last_commit for s in merged),
+                    is_compacted=True,
+                )
+            )
 
 
 def encode_checkpoint(state: State) -> bytes:
@@ -87,6 +157,8 @@ def encode_checkpoint(state: State) -> bytes:
         "head": asdict(state.head),
         "segments": [vars(segment) for segment in state.segments.values()],
         "streams": {run_id: asdict(stream) for run_id, stream in state.streams.items()},
+        "condemned": dict(state.condemned),
+        "last_condemn": state.last_condemn,
     }
     return canonical_json(body | {"sha256": body_sha256(body)}) + b"\n"
 
@@ -100,6 +172,8 @@ def checkpoint_state(body: dict[str, Any]) -> State:
         Head(**body["head"]),
         {segment.path: segment for segment in segments},
         {run_id: Stream(**stream) for run_id, stream in body["streams"].items()},
+        body["condemned"],
+        body["last_condemn"],
     )
 
 

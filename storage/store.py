@@ -4,9 +4,9 @@ Invariant: what a reader is told `as of N` never changes, whatever is appended l
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage import commits
 from storage.artifacts import ArtifactStore
@@ -16,12 +16,15 @@ from storage.files import Files
 from storage.identity import find_table
 from storage.integrity import damage, read_checked
 from storage.log import Log
+from storage.state import State
 
 if TYPE_CHECKING:
     import duckdb
 
     from storage.views import Views
     from storage.writer import StreamWriter
+
+Answer = TypeVar("Answer")
 
 
 def open_store(path: str | Path, create: bool = False) -> "Store":
@@ -35,20 +38,21 @@ def open_store(path: str | Path, create: bool = False) -> "Store":
         StoreNotFoundError: there is no store, and `create` is off or something else is there.
     """
     files = Files(Path(path).absolute())
-    if (files.root / commits.FOLDER).is_dir():
-        return Store(files)
-    if not create:
+    is_there = (files.root / commits.FOLDER).is_dir()
+    if not is_there and not create:
         raise StoreNotFoundError(
             f"expected a store in `{files.root}`, found none; name another folder with --store, or "
             "create it with `rrl init`"
         )
-    if files.root.exists() and any(files.root.iterdir()):
+    if not is_there and files.root.exists() and any(files.root.iterdir()):
         raise StoreNotFoundError(
             f"expected an empty folder to create a store in, but `{files.root}` holds other files; "
             "name another folder with --store"
         )
-    files.create_root()
-    files.make_folder(commits.FOLDER)
+    if not is_there:
+        files.create_root()
+    if create:  # also when it is there: its creator may have been killed before it was durable
+        files.make_folder(commits.FOLDER)
     return Store(files)
 
 
@@ -104,26 +108,8 @@ class Store:
             QueryError: the query is wrong, or `as_of` is no commit.
             DamagedError: a segment the query may read is missing or was changed.
         """
-        import duckdb
-
-        from storage.views import names_in
-
         number = self.number(as_of)
-        names = names_in(query)
-        if not allow_damaged:
-            self.check_whole()
-            self._check_hashes(names)
-        connection = self._connection(number, names, allow_damaged)
-        try:
-            relation = connection.sql(query, params=dict(params or {}))
-            if relation is None:
-                raise QueryError(f"expected a query that has an answer, came {query!r}")
-            return relation.materialize()
-        except duckdb.Error as error:
-            self._whole.clear()
-            if not allow_damaged:
-                self.check_whole()
-            raise QueryError(f"the query failed: {error}") from error
+        return self.answered(lambda state: self._query(state, query, params, number, allow_damaged))
 
     def read(
         self,
@@ -149,15 +135,19 @@ class Store:
         from storage.reading import read_rows
 
         number = self.number(as_of)
-        live = self.log.refresh().segments.values()
-        return read_rows(
-            self.files,
-            [s for s in live if s.table == table and s.commit <= number],
-            find_table(table),
-            run_id=run_id,
-            iteration=iteration,
-            event_ids=None if event_ids is None else set(event_ids),
-        )
+
+        def read(state: State) -> list[dict[str, Any]]:
+            return read_rows(
+                self.files,
+                [s for s in state.segments.values() if s.table == table],
+                find_table(table),
+                run_id=run_id,
+                iteration=iteration,
+                event_ids=None if event_ids is None else set(event_ids),
+                as_of=number,
+            )
+
+        return self.answered(read)
 
     def view(
         self,
@@ -193,6 +183,21 @@ class Store:
             raise QueryError(f"as_of: expected a commit from 0 to {newest}, came {as_of}")
         return newest if as_of is None else as_of
 
+    def answered(self, ask: Callable[[State], Answer]) -> Answer:
+        """Return what `ask` finds in the present state.
+
+        When it fails because a segment was compacted and deleted meanwhile, it is asked once more:
+        the same commits are in other files now.
+        """
+        state = self.log.refresh()
+        try:
+            return ask(state)
+        except (DamagedError, QueryError):
+            newer = self.log.refresh()
+            if state.segments.keys() <= newer.segments.keys():
+                raise
+            return ask(newer)
+
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""
         found = {}
@@ -205,8 +210,13 @@ class Store:
                 found[segment.path] = wrong
         return found
 
-    def check_whole(self) -> None:
-        """Raise `DamagedError` naming every live segment that is missing or cut."""
+    def check_whole(self, again: bool = False) -> None:
+        """Raise `DamagedError` naming every live segment that is missing or cut.
+
+        `again` looks also at those that were found whole before.
+        """
+        if again:
+            self._whole.clear()
         if found := self.damaged():
             listed = "; ".join(f"`{self.path / path}` {wrong}" for path, wrong in found.items())
             raise DamagedError(
@@ -214,25 +224,53 @@ class Store:
                 "at the rest with `--allow-damaged`"
             )
 
-    def _check_hashes(self, tables: list[str]) -> None:
-        for segment in self.log.refresh().segments.values():
+    def check_hashes(self, state: State, tables: Collection[str]) -> None:
+        """Compare the segments of `tables` with their committed hashes, once a process."""
+        for segment in state.segments.values():
             if segment.table in tables and segment.path not in self._checked:
                 read_checked(self.files, segment)
                 self._checked.add(segment.path)
 
+    def _query(
+        self,
+        state: State,
+        query: str,
+        params: Mapping[str, Any] | None,
+        number: int,
+        allow_damaged: bool,
+    ) -> "duckdb.DuckDBPyRelation":
+        import duckdb
+
+        from storage.views import names_in
+
+        names = names_in(query)
+        if not allow_damaged:
+            self.check_whole()
+            self.check_hashes(state, names)
+        connection = self._connection(state, number, query, allow_damaged)
+        try:
+            relation = connection.sql(query, params=dict(params or {}))
+            if relation is None:
+                raise QueryError(f"expected a query that has an answer, came {query!r}")
+            return relation.materialize()
+        except duckdb.Error as error:
+            self._whole.clear()
+            if not allow_damaged:
+                self.check_whole()
+            raise QueryError(f"the query failed: {error}") from error
+
     def _connection(
-        self, number: int, names: list[str], allow_damaged: bool
+        self, state: State, number: int, query: str, allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
-        """Return a cursor that knows `names` as of `number`; it lives as long as the head."""
+        """Return a cursor that knows what `query` reads as of `number`; it serves one head."""
         from storage.views import Views
 
         with self._lock:
-            state = self.log.refresh()
             key = (state.head, number, allow_damaged)
             if self._views is None or self._views[0] != key:
                 without = self.damaged() if allow_damaged else {}
                 live = [s for s in state.segments.values() if s.path not in without]
-                self._views = key, Views(self.path, live, number)
+                self._views = key, Views(str(self.path), live, number)
             views = self._views[1]
-            views.define(names)
+            views.define(query)
             return views.connection.cursor()

@@ -6,7 +6,10 @@ the whole log from commit 1 and uses checkpoints only to compare them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import pyarrow as pa
 
 from storage import segments
 from storage.artifacts import artifact_path
@@ -121,13 +124,18 @@ def _check_anchor(commits: dict[int, Commit], anchor: Head | str) -> Iterator[Fi
 
 
 def _live_segments(commits: dict[int, Commit]) -> list[LiveSegment]:
+    """Return the live segments, as far as the commits that can be read tell."""
     live: dict[str, LiveSegment] = {}
     for number, commit in commits.items():
-        for path in commit.draft.removed:
-            live.pop(path, None)
-        for segment in commit.draft.added:
+        draft = commit.draft
+        merged = [live.pop(path) for path in draft.removed if path in live]
+        for segment in draft.added:
             live[segment.path] = LiveSegment(
-                **vars(segment), commit=number, run_id=commit.draft.run_id
+                **vars(segment),
+                run_id=draft.run_id,
+                first_commit=min((s.first_commit for s in merged), default=number),
+                last_commit=max((s.last_commit for s in merged), default=number),
+                is_compacted=draft.kind == "compact",
             )
     return list(live.values())
 
@@ -139,7 +147,7 @@ def _check_rows(store: Store, live: list[LiveSegment], known: set[str]) -> Itera
         if segment.path in known:
             continue
         try:
-            rows = segments.read(store.files, segment)
+            rows = segments.read_stored(store.files, segment)
         except DamagedError as error:
             yield Finding("error", segment.path, str(error))
             continue
@@ -157,8 +165,18 @@ def _check_rows(store: Store, live: list[LiveSegment], known: set[str]) -> Itera
         if len(rows) != segment.rows:
             message = f"has {len(rows)} rows, expected {segment.rows}"
             yield Finding("error", segment.path, message)
+        if segment.is_compacted and not _has_good_positions(segment, rows):
+            yield Finding("error", segment.path, "has rows out of the order of their commits")
         if segment.table == "policies":
             yield from _check_artifacts(store, rows.to_pylist())
+
+
+def _has_good_positions(segment: LiveSegment, rows: pa.Table) -> bool:
+    positions = list(zip(*(rows.column(n).to_pylist() for n in segments.POSITIONS), strict=True))
+    is_rising = all(a < b for a, b in pairwise(positions))
+    return is_rising and all(
+        segment.first_commit <= commit <= segment.last_commit for commit, _ in positions
+    )
 
 
 def _check_artifacts(store: Store, policies: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
-from pathlib import Path
 
 import duckdb
 
-from storage.schemas import TABLES, Table, TypeName
+from storage.schemas import TABLES, Table
 from storage.state import LiveSegment
+from storage.upcast import SQL_TYPES, column_expressions
 
 VIEWS = (  # in the order of definition: each may use those before it
     "latest_scores",
@@ -26,16 +26,6 @@ VIEWS = (  # in the order of definition: each may use those before it
     "replay_audit",
     "run_overview",
 )
-_DUCKDB_TYPES: dict[TypeName, str] = {
-    "text": "varchar",
-    "int32": "integer",
-    "int64": "bigint",
-    "float64": "double",
-    "bool": "boolean",
-    "moment": "timestamptz",
-    "list of int32": "integer[]",
-    "list of float32": "float[]",
-}
 _CATALOG = re.compile(r"\b(show|information_schema|(duckdb|pg|sqlite)_\w+)\b", re.IGNORECASE)
 _SETUP = (
     "set global TimeZone = 'UTC'",
@@ -49,35 +39,46 @@ class Views:
     """A connection to the live `segments` below `root`; plain names read as of `as_of`.
 
     Names are defined when a query first needs them, because each definition costs milliseconds.
+    `root` is a folder, or what stands for it where the connection finds files otherwise.
     """
 
-    def __init__(self, root: Path, segments: Iterable[LiveSegment], as_of: int) -> None:
+    def __init__(self, root: str, segments: Iterable[LiveSegment], as_of: int) -> None:
         self.connection = duckdb.connect(":memory:")
         self.as_of = as_of
-        self._defined: set[str] = set()
-        self._files: dict[str, list[tuple[str, int]]] = {name: [] for name in TABLES}
-        for segment in sorted(segments, key=lambda s: s.commit):
-            self._files[segment.table].append((str(root / segment.path), segment.commit))
+        self._defined: set[tuple[str, str]] = set()
+        self._root = root
+        self._segments: dict[str, list[LiveSegment]] = {name: [] for name in TABLES}
+        for segment in sorted(segments, key=lambda s: s.first_commit):
+            self._segments[segment.table].append(segment)
         for statement in _SETUP:
             self.connection.execute(statement)
 
-    def define(self, names: Iterable[str]) -> None:
-        """Make `names` known, which must come in the order of definition."""
-        for name in names:
-            if name in self._defined:
-                continue
+    def define(self, query: str) -> None:
+        """Make known what `query` may read: macros for all of it, plain views for what it names.
+
+        A plain view is bound when it is created, which opens every file it reads.
+        """
+        needed = names_in(query)
+        plain = needed if len(needed) == len(TABLES) + len(VIEWS) else _words(query) & {*needed}
+        for name in needed:
             if name in TABLES:
-                select = _table_sql(TABLES[name], self._files[name])
+                select = table_sql(TABLES[name], self._root, self._segments[name])
             else:
                 select = view_sql(name).replace("$as_of", "as_of")
-            plain = f"create view {name} as select * from {name}({self.as_of})"  # noqa: S608
-            self.connection.execute(f"create macro {name}(as_of) as table {select}")
-            self.connection.execute(plain)
-            self._defined.add(name)
+            self._define(f"macro {name}(as_of) as table {select}", name)
+        for name in plain:
+            select = f"select * from {name}({self.as_of})"  # noqa: S608
+            self._define(f"view {name} as {select}", name)
+
+    def _define(self, what: str, name: str) -> None:
+        key = (what[:4], name)
+        if key not in self._defined:
+            self.connection.execute(f"create {what}")
+            self._defined.add(key)
 
     def paths(self) -> list[str]:
         """Return the files that queries may read."""
-        return [path for of_table in self._files.values() for path, _ in of_table]
+        return [f"{self._root}/{s.path}" for found in self._segments.values() for s in found]
 
 
 def names_in(query: str) -> list[str]:
@@ -111,30 +112,50 @@ def ask_sql(name: str) -> str:
     return " ".join(line.strip() for line in lines if line and not line.startswith("--"))
 
 
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
 def _closure(query: str) -> set[str]:
-    words = set(re.findall(r"\w+", query.lower()))
+    words = _words(query)
     found = words & {*TABLES, *VIEWS}
     for name in words & set(VIEWS):
         found |= _closure(re.sub("--.*", "", view_sql(name)))
     return found
 
 
-def _table_sql(table: Table, files: list[tuple[str, int]]) -> str:
-    """Return the SELECT over all live files of a table, each with its commit.
+def table_sql(table: Table, root: str, segments: list[LiveSegment]) -> str:
+    """Return the SELECT over all live segments of a table; its one parameter is `as_of`.
 
-    Columns are qualified: an unqualified `as_of` would be the argument, not the column.
+    Segments of one form are read together: of one schema version, compacted or not. Columns are
+    qualified: an unqualified `as_of` would be the argument, not the column.
     """
-    if not files:
-        nulls = [f"null::{_DUCKDB_TYPES[c.type]} as {c.name}" for c in table.all_columns]
+    forms: dict[tuple[int, bool], list[LiveSegment]] = {}
+    for segment in segments:
+        forms.setdefault((segment.schema_version, segment.is_compacted), []).append(segment)
+    if not forms:
+        nulls = [f"null::{SQL_TYPES[c.type]} as {c.name}" for c in table.all_columns]
         positions = "null::bigint as _commit, null::bigint as _row"
         return f"select {', '.join(nulls)}, {positions} where false"
-    columns = ", ".join(f"stored.{c.name}" for c in table.all_columns)
-    paths = ", ".join(quoted_file(path) for path, _ in files)
-    numbers = ", ".join(str(number) for _, number in files)
-    commit = f"([{numbers}]::bigint[])[stored.file_index::bigint + 1]"
+    selects = [
+        _select(column_expressions(table, version), root, same, is_compacted)
+        for (version, is_compacted), same in sorted(forms.items())
+    ]
+    return " union all ".join(selects)
+
+
+def _select(columns: list[str], root: str, segments: list[LiveSegment], is_compacted: bool) -> str:
+    paths = ", ".join(quoted_file(f"{root}/{s.path}") for s in segments)
+    if is_compacted:
+        commit, row = "stored._commit", "stored._row"
+    else:
+        numbers = ", ".join(str(s.first_commit) for s in segments)
+        commit = f"([{numbers}]::bigint[])[stored.file_index::bigint + 1]"
+        row = "stored.file_row_number"
+    positions = "" if is_compacted else ", file_row_number = true"
     return f"""
-        select {columns}, {commit} as _commit, stored.file_row_number as _row
-        from read_parquet([{paths}], file_row_number = true, hive_partitioning = false) as stored
+        select {", ".join(columns)}, {commit} as _commit, {row} as _row
+        from read_parquet([{paths}], hive_partitioning = false{positions}) as stored
         where {commit} <= as_of"""  # noqa: S608 - names from `schemas`, files from the log
 
 

@@ -5,14 +5,14 @@ commit or nothing. A writer that finds a higher epoch of its stream stops: someb
 run. What the caller gets back are the committed rows, never the ones it passed in.
 """
 
-import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage import segments
 from storage.batch import Batch, Event, fresh_rows, make_batch
@@ -23,7 +23,7 @@ from storage.identity import event_id, find_table, is_storable_text
 from storage.known import KnownEvents
 from storage.log import Log
 from storage.rows import Row
-from storage.state import State
+from storage.state import LiveSegment, State
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class StreamWriter:
             if closes_iteration is not None and closes_iteration <= closed:
                 closes_iteration = None
             if closes_iteration is None and not any(part.fresh for part in parts):
+                self._log.make_durable(state.head)  # a sync of ours may have failed
                 return self._answer(self._newest(state, known), parts, known, {})
             self._is_loaded = False  # until it is sure what became of the commit
             commit, written = self._commit(
@@ -129,35 +130,33 @@ class StreamWriter:
         closes_iteration: int | None = None,
     ) -> tuple[Commit, dict[str, pa.Table]]:
         """Write the new rows into segments, then the commit; return it and the rows by table."""
-        nonce = secrets.token_hex(8)
         now = datetime.now(UTC)
         written = {
             p.batch.table.name: p.batch.complete(p.fresh, self.epoch, now) for p in parts if p.fresh
         }
-        added = []
-        for name, rows in written.items():
-            table = find_table(name)
-            path = segments.segment_path(table, self.run_id, batch_key, nonce)
-            data = segments.encode(table, rows)
-            self._files.publish(path, data)
-            added.append(segments.describe(table, path, rows, data))
-        draft = Draft(
-            nonce=nonce,
-            kind=kind,
-            run_id=self.run_id,
-            epoch=self.epoch,
-            batch_key=batch_key,
-            recorded_at=now.isoformat(),
-            closes_iteration=closes_iteration,
-            added=tuple(added),
-        )
-        return self._log.append(draft, check), written
+
+        def make_draft(nonce: str) -> Draft:
+            return Draft(
+                nonce=nonce,
+                kind=kind,
+                run_id=self.run_id,
+                epoch=self.epoch,
+                batch_key=batch_key,
+                recorded_at=now.isoformat(),
+                closes_iteration=closes_iteration,
+                added=tuple(
+                    segments.write(
+                        self._files, find_table(name), rows, (self.run_id, batch_key, nonce)
+                    )
+                    for name, rows in written.items()
+                ),
+            )
+
+        return self._log.commit(make_draft, check), written
 
     def _remember(self, commit: Commit, parts: Sequence[_Part]) -> None:
-        paths = {segment.table: segment.path for segment in commit.draft.added}
         for part in parts:
-            if part.fresh:
-                self._known.add(part.batch.events(part.fresh, paths[part.batch.table.name]))
+            self._known.add(part.batch.events(part.fresh, commit.number))
         if commit.draft.closes_iteration is not None:
             self._known.close(commit.draft.closes_iteration)
         self._is_loaded = True
@@ -175,16 +174,28 @@ class StreamWriter:
         for part in parts:
             table, wanted = part.batch.table, set(part.batch.ids)
             stored = written[table.name].to_pylist() if table.name in written else []
-            for path in sorted({known[i].path for i in wanted if i in known}):
-                stored += segments.read(self._files, state.segments[path]).to_pylist()
+            commits = {known[i].commit for i in wanted if i in known}
+            for segment in self._holding(state, table.name, commits):
+                found = segments.read(self._files, segment)
+                stored += found.filter(pc.field("event_id").isin(list(wanted))).to_pylist()
             by_id = {row["event_id"]: row for row in stored}
             rows[table.name] = [by_id[event_id] for event_id in part.batch.ids]
         return Committed(head.number, head.sha256, rows)
 
+    def _holding(self, state: State, table: str, commits: Set[int]) -> list[LiveSegment]:
+        """Return the stream's segments of `table` that hold rows of `commits`."""
+        return [
+            s
+            for s in state.segments.values()
+            if s.table == table
+            and s.run_id == self.run_id
+            and any(s.first_commit <= number <= s.last_commit for number in commits)
+        ]
+
     def _newest(self, state: State, known: Mapping[str, Event]) -> Head:
         if not known:
             return state.head
-        number = max(state.segments[event.path].commit for event in known.values())
+        number = max(event.commit for event in known.values())
         commit = self._log.read(number)
         if commit is None:
             raise DamagedError(f"commit {number} is missing; run `rrl verify`")

@@ -98,6 +98,16 @@ def test_sql_loads_no_model_or_orchestration_package(tmp_path: Path):
 
     storage.open(tmp_path / "store", create=True)
     arguments = ["sql", "select count(*) from rollouts", "--store", "store"]
-    loaded = loaded_modules(arguments, tmp_path)
-    assert not loaded & {"torch", "transformers", "vllm", "prefect", "mlflow"}
+    assert not loaded_modules(arguments, tmp_path) & (HEAVY | {"duckdb"})  # a child asks
+
+
+def test_the_process_that_asks_loads_only_duckdb():
+    code = "import flows.asking, storage.console, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "duckdb" in loaded
+    assert not loaded & (HEAVY | {"typer", "rich", "numpy"})
+
+
+def test_doctor_loads_no_heavy_package(tmp_path: Path):
+    assert not loaded_modules(["doctor"], tmp_path) & HEAVY

@@ -8,12 +8,13 @@
 --   tokens_sampled           tokens of the attempts
 --   sampled_tokens_per_s     by the time of their sampler batches
 --   frac_groups_all_right, frac_groups_all_wrong  of the groups with a reward, those where every
---                            reward, or none, is 0.999 or more: a group like that teaches nothing
+--                            reward, or none, is 0.999 or more: where rewards are 0 or 1, a group
+--                            like that teaches nothing
 --   num_steps                optimizer steps taken (skipped ones are not)
 --   loss, kl_loss, grad_norm means over these steps; kl_loss is weighted
 --   kl_mean                  mean KL to the reference (nats) over the learned samples
 --   mismatch_mean            mean |trainer - sampler| log-prob (nats) over the learned samples
---   num_learned_samples      samples that were trained on
+--   num_learned_samples      samples in the loss of these steps, one that is in two of them twice
 with attempts as (
     select
         rollout.run_id,
@@ -104,6 +105,11 @@ learned as (
         avg(sample.kl_mean order by sample.event_id) as kl_mean,
         avg(sample.mismatch_mean order by sample.event_id) as mismatch_mean
     from learned_samples($as_of) as sample
+    join updates($as_of) as step
+        on step.run_id = sample.run_id
+        and step.iteration = sample.iteration
+        and step.step = sample.step
+        and not step.is_skipped
     where sample.num_loss_tokens > 0
     group by sample.run_id, sample.iteration
 )

@@ -68,6 +68,16 @@ def test_the_same_run_elsewhere_has_the_same_events(trained: storage.Store, tmp_
     assert fingerprint(again) == fingerprint(trained)
 
 
+def test_a_run_that_compacts_has_the_same_events(
+    trained: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.tasks.MANY_SEGMENTS", 4)
+    compacted = run_here(tmp_path / "store", smoke_config())
+    assert fingerprint(compacted) == fingerprint(trained)
+    assert any(s.is_compacted for s in compacted.log.refresh().segments.values())
+    assert not storage.verify(compacted, deep=True)
+
+
 def test_another_seed_gives_other_rollouts(trained: storage.Store, tmp_path: Path):
     other = run_here(tmp_path / "store", smoke_config("run.seed=1", "run.iterations=1"))
     texts = {row["completion"] for row in other.read("rollouts", iteration=1)}

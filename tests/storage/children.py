@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import storage
+import storage.log
 from tests.storage.rows import OPENED, prompt, rollout
 
 KILLED = 17
+CHECKPOINT_EVERY = 5  # commits: so an append to a store of three, opened again, writes one
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["storage.writer", "storage.segments", __name__])
 
@@ -33,10 +35,25 @@ def queue() -> Any:
     return _context.Queue()
 
 
-def append_and_die(path: Path, run_id: str, instant: int) -> None:
-    """Append the crash batch, and die at the given one of the steps it takes on disk."""
+def append(store: storage.Store) -> Callable[[], object]:
+    writer = store.open_stream("r1", OPENED)
+    return lambda: writer.append(crash_batch(), "crash")
+
+
+def compact(store: storage.Store) -> Callable[[], object]:
+    return lambda: list(storage.compact(store, min_segments=2))
+
+
+def collect(store: storage.Store) -> Callable[[], object]:
+    """Condemn what is not live, then delete it."""
+    return lambda: [storage.collect(store, grace_s=0) for _ in range(2)]
+
+
+def work_and_die(path: Path, prepare: Callable[..., Callable[[], object]], instant: int) -> None:
+    """Do one of the above, and die at the given one of the steps it takes on disk."""
+    storage.log.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     store = storage.open(path)
-    writer = store.open_stream(run_id, OPENED)
+    work = prepare(store)
     steps = itertools.count()
 
     def die(step: str, path: str) -> None:
@@ -44,7 +61,7 @@ def append_and_die(path: Path, run_id: str, instant: int) -> None:
             os._exit(KILLED)
 
     store.files.passed = die  # type: ignore[method-assign]
-    writer.append(crash_batch(), "crash")
+    work()
 
 
 def crash_batch() -> dict[str, list[dict[str, Any]]]:

@@ -3,13 +3,17 @@
 import csv
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 import storage
-from storage import console
+from storage import answers, console
 from storage.answers import csv_text, json_text, printable, table_text
+from storage.readonly import ROOT, ReadOnlyFiles
+from storage.views import Views
 from tests.storage.rows import OPENED, learned, planned, rollout, score, tokens, update
 
 
@@ -201,6 +205,141 @@ def test_text_of_completions_cannot_command_a_terminal():
 def test_text_of_completions_cannot_be_a_formula(start: str):
     text = csv_text(["a", "b"], [(f"{start}HYPERLINK()", -1.5)])
     assert list(csv.reader(io.StringIO(text, newline="")))[1] == [f"'{start}HYPERLINK()", "-1.5"]
+
+
+HIDDEN = {
+    "escape": "\x1b[2J",
+    "bell": "\x07",
+    "delete": "\x7f",
+    "C1 control": "\x9b1m",
+    "bidi override": "\u202eevil",
+    "bidi isolate": "\u2066evil",
+    "bidi mark": "\u200f",
+    "zero width space": "\u200b",
+    "zero width joiner": "\u200d",
+    "byte order mark": "\ufeff",
+    "soft hyphen": "\xad",
+    "line separator": "\u2028",
+    "tag": "\U000e0041",
+    "unassigned": "\U000e0fff",
+    "NUL": "\0",
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_hidden_characters_are_spelled_out_wherever_they_are(filled: storage.Store, kind: str):
+    hidden = HIDDEN[kind]
+    text = f"chr({ord(hidden[0])}) || '{hidden[1:]}'"
+    query = f"select {text} a, [{text}] b, {{'k': [{text}]}} c, map {{{text}: 1}} d"
+    result = console.run_query(filled, query)
+    assert result.rows[0][0] == hidden
+    renamed = [f"{name}{hidden}" for name in result.columns]
+    for shown in (table_text(renamed, result.rows), csv_text(renamed, result.rows)):
+        assert all(c.isprintable() or c in "\r\n" for c in shown)
+        assert shown.count(hidden[1:] or "\\") >= 8
+    shown = json_text(renamed, result.rows)
+    assert all(" " <= c <= "~" or c == "\n" for c in shown)
+    assert json.loads(shown)[0][f"b{hidden}"] == [hidden]
+
+
+def test_errors_show_hidden_characters_too(filled: storage.Store):
+    for query in ("select chr(27)::int", "select \x1b[2J", 'from "\x1b[2J"', "select '\x1b'::int"):
+        with pytest.raises(storage.QueryError) as error:
+            console.run_query(filled, query)
+        assert all(c.isprintable() or c == "\n" for c in str(error.value))
+
+
+@pytest.mark.parametrize("text", [" =1", "\n=1", "＝1", "＋1", "－1", "＠x"])  # noqa: RUF001
+def test_formulas_behind_a_disguise(text: str):
+    shown = csv_text([text], [(text, [text])])
+    [[name], [cell, in_list]] = csv.reader(io.StringIO(shown, newline=""))
+    assert (name, cell) == (f"'{text}", f"'{text}")
+    assert in_list.startswith("[")
+
+
+def test_numbers_are_no_formulas():
+    row = (-1, -1.5, Decimal("-1.5"), True)
+    assert csv_text(list("abcd"), [row]).split("\r\n")[1] == "-1,-1.5,-1.5,True"
+
+
+def test_too_much_text_is_refused(filled: storage.Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console, "MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 10_000)
+    assert len(console.answer(filled, "select repeat('x', 1000) from range(9)")) > 9_000
+    for query in (
+        "select repeat('x', 1000) from range(11)",
+        "select [repeat('x', 1000)] from range(11)",
+        "select {'a': repeat('x', 1000)} from range(11)",
+        "select range(2000)",
+    ):
+        with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
+            console.run_query(filled, query)
+        with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
+            console.run_to_arrow(filled, query.replace("select", "select 'x' a,") + ", range(200)")
+    wide = "select repeat('x', if(range = 1, 1000, 1)) a, 1 from range(20)"
+    with pytest.raises(storage.QueryError, match="use `--format csv`"):
+        console.answer(filled, wide)
+    assert console.answer(filled, wide, format_="csv").count("\n") == 21
+
+
+def test_rows_as_arrow_keep_their_types(filled: storage.Store):
+    rows, damaged = console.run_to_arrow(
+        filled,
+        "select 1::smallint a, recorded_at, [1.5::float] f, {'k': date '2026-01-02'} s from runs",
+    )
+    assert damaged == {}
+    types = [str(field.type).split("[us")[0] for field in rows.schema]
+    assert types == ["int16", "timestamp", "list<l: float>", "struct<k: date32[day]>"]
+    with pytest.raises(storage.QueryError, match="different names"):
+        console.run_to_arrow(filled, "select 1 a, 2 a")
+    with pytest.raises(storage.QueryError, match="one SELECT"):
+        console.run_to_arrow(filled, "drop view runs")
+    with pytest.raises(storage.QueryError, match="the query failed"):
+        console.run_to_arrow(filled, "select ('a' || range)::int x from range(3)")
+
+
+def test_a_query_whose_segments_were_compacted_and_deleted_is_asked_again(
+    filled: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    writer = filled.open_stream("r2", OPENED)
+    for i in range(3):
+        writer.append({"rollouts": [rollout(f"q{i}")]}, f"b{i}")
+    asked = []
+
+    def define_late(views: Views, query: str) -> None:
+        asked.append(query)
+        if len(asked) == 1:
+            list(storage.compact(filled, min_segments=2))
+            storage.collect(filled, grace_s=0)
+            storage.collect(filled, grace_s=0)
+        define(views, query)
+
+    define = Views.define
+    monkeypatch.setattr(Views, "define", define_late)
+    query = "select count(completion) from rollouts"
+    assert console.run_query(filled, query).rows == [(5,)]
+    assert len(asked) == 2
+
+
+def test_files_for_duckdb_are_only_the_named_ones_and_only_read(filled: storage.Store):
+    [path] = [s.path for s in filled.log.refresh().segments.values() if s.table == "rollouts"]
+    files = ReadOnlyFiles(filled.path, [path])
+    named = f"{ROOT}/{path}"
+    data = (filled.path / path).read_bytes()
+    file = files.open(named)
+    file.seek(-4, 2)
+    assert (file.read(10), file.tell(), file.read(1)) == (b"PAR1", len(data), b"")
+    with ThreadPoolExecutor(1) as other:  # has a position of its own
+        assert other.submit(file.read, 4).result() == b"PAR1"
+    file.close()
+    for mode in ("wb", "ab", "r+b", "xb", "r", "rb+"):
+        with pytest.raises(PermissionError):
+            files.open(named, mode)
+    for other_path in (f"{ROOT}/_log", f"{ROOT}/../x", str(filled.path / path), path):
+        with pytest.raises(FileNotFoundError):
+            files.open(other_path)
+        assert not files.exists(other_path)
+        assert files.glob(other_path) == []
 
 
 def test_json_holds_every_kind_of_value(filled: storage.Store):

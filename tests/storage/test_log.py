@@ -135,7 +135,7 @@ def test_a_rewritten_commit_breaks_the_chain(tmp_path: Path):
     ("changes", "message"),
     [
         ({"format": 2}, "written in format 2; this version reads format 1"),
-        ({"kind": "compact"}, "a commit of kind 'compact'"),
+        ({"kind": "fork"}, "a commit of kind 'fork'"),
     ],
 )
 def test_newer_commits_are_refused(tmp_path: Path, changes: dict, message: str):

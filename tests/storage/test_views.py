@@ -223,6 +223,25 @@ def test_training_history(store: storage.Store, writer: storage.StreamWriter):
     assert store.view("training_history", run_id="other") == []
 
 
+def test_nothing_was_learned_in_a_skipped_step(store: storage.Store, writer: storage.StreamWriter):
+    writer.append({"views_pinned": [pin(1), pin(2)]}, "pin")
+    first, second = (append_attempts(writer, {"p1": [0.0]}, i)[0] for i in (1, 2))
+    writer.append(
+        {
+            "updates": [update(1, 0, is_skipped=True), update(2, 0, is_skipped=True), update(2, 1)],
+            "learned_samples": [
+                learned(first, 1, mismatch_mean=9.0, kl_mean=9.0),
+                learned(second, 2, mismatch_mean=9.0, kl_mean=9.0),
+                learned(second, 2, mismatch_mean=0.25, kl_mean=0.5, step=1),
+            ],
+        },
+        "steps",
+    )
+    names = ("num_steps", "num_learned_samples", "mismatch_mean", "kl_mean")
+    rows = [tuple(row[name] for name in names) for row in store.view("training_history")]
+    assert rows == [(0, 0, None, None), (1, 1, 0.25, 0.5)]
+
+
 def test_the_reward_is_that_of_the_first_pinned_scorer(
     store: storage.Store, writer: storage.StreamWriter
 ):

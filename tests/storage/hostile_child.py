@@ -1,0 +1,50 @@
+"""Ask a store one query under small limits: `hostile_child.py STORE WAY`, the query on stdin.
+
+`front` asks as `rrl sql` does, `past the gate` runs the query straight on the locked connection.
+"""
+
+import sys
+import threading
+
+import duckdb
+
+import storage
+from flows.asking import limit_process
+from storage import console
+
+TIME_LIMIT_S = 0.3
+
+
+def run_past_the_gate(store: storage.Store, query: str) -> list[tuple]:
+    """Run a query on the locked connection; whatever it leaves there goes with the connection."""
+    state = store.log.refresh()
+    views = console.views_of(store, state, state.head.number)
+    views.define(query)
+    connection = console.locked(views)
+    timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
+    timer.start()
+    try:
+        with connection:
+            connection.execute(query)
+            return connection.fetchmany(1000)
+    finally:
+        timer.cancel()
+
+
+def main() -> None:
+    store = storage.open(sys.argv[1])
+    query = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
+    console.MEMORY_LIMIT = "100MB"
+    limit_process(2 * TIME_LIMIT_S, max_more_bytes=2**30)
+    try:
+        if sys.argv[2] == "front":
+            rows = console.run_query(store, query, time_limit_s=TIME_LIMIT_S).rows
+        else:
+            rows = run_past_the_gate(store, query)
+        print("answered", len(rows))
+    except (storage.QueryError, duckdb.Error, MemoryError) as error:
+        print("refused", type(error).__name__, str(error)[:200])
+
+
+if __name__ == "__main__":
+    main()
