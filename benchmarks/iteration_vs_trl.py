@@ -7,12 +7,12 @@ AdamW step, no KL, the same threads. The reward is a hash of the completion, so 
 completion has an advantage and neither side has less to learn from.
 
 - RRL runs `rrl train`'s own loop with the vLLM engine, without orchestrator and MLflow. Its
-  iteration is everything between two pins: log, artifacts and weight sync are inside. It gets what
-  is faster here: a compiled engine.
-- TRL runs as installed and generates with transformers (`use_vllm=False`, its default). It gets what
-  is faster here: no gradient checkpointing, no logging, no saving, and forward passes of one group of 8, its default
-  batch size, which beat one pass over all 32. Its iteration is what lies between `on_step_begin`
-  and `on_step_end`.
+  iteration is everything between two pins: log, artifacts and weight sync are inside. It gets
+  what is faster here: a compiled engine.
+- TRL runs as installed and generates with transformers (`use_vllm=False`, its default). It gets
+  what is faster here: no gradient checkpointing, no logging, no saving, and forward passes of one
+  group of 8, its default batch size, which beat one pass over all 32. Its iteration is what lies
+  between `on_step_begin` and `on_step_end`.
 
 The sides run in child processes in the order A B A B. Starting a model or an engine is timed apart;
 the first iteration of each child is a warm-up. The figure is the median, over iterations with the

@@ -85,6 +85,7 @@ def open_session(
     Everything that can be wrong with the configuration, the data or the model is found before the
     first event is written.
     """
+    storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
     select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
     try:

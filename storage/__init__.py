@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from storage.schemas import TABLES
     from storage.store import Store
     from storage.store import open_store as open
-    from storage.verification import Finding, verify
+    from storage.verification import Finding, require_whole, verify
     from storage.writer import Committed, StreamWriter
 
 _HOMES = {
@@ -66,6 +66,7 @@ _HOMES = {
     "is_run_held": "liveness",
     "num_small_segments": "compaction",
     "open": "store",
+    "require_whole": "verification",
     "verify": "verification",
 }
 
@@ -99,6 +100,7 @@ __all__ = [
     "is_run_held",
     "num_small_segments",
     "open",
+    "require_whole",
     "verify",
 ]
 

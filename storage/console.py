@@ -31,7 +31,7 @@ from storage.readonly import ROOT, ReadOnlyFiles
 from storage.state import State
 from storage.store import Store
 from storage.stories import story
-from storage.views import Views, quoted
+from storage.views import Views, names_in, quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,6 +188,7 @@ def _ask(
         damaged = store.damaged() if question.allow_damaged else {}
         if not question.allow_damaged:
             store.check_whole()
+            store.check_hashes(state, names_in(question.query))
         views = views_of(store, state, question.as_of, damaged)
         with views.connection, _time_limit(views.connection, question.time_limit_s):
             try:

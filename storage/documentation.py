@@ -8,7 +8,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from storage.commits import KINDS
 from storage.log import CHECKPOINT_EVERY

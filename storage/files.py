@@ -27,6 +27,7 @@ from storage.errors import DiskFullError, StorageError
 
 TEMPORARY_FOLDER = "_tmp"
 _SLUG_LENGTH = 40
+_RETRIES = 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -107,6 +108,16 @@ class Files:
         Raises as `publish` does. `sync_folders` makes it durable.
         """
         target = self.root / path
+        for is_last in (*[False] * _RETRIES, True):
+            try:
+                self._place_once(target, data)
+                break
+            except FileNotFoundError:  # the temporary file was collected while this one stalled
+                if is_last:
+                    raise
+        self.passed("linked", path)
+
+    def _place_once(self, target: Path, data: bytes) -> None:
         temporary = self.root / TEMPORARY_FOLDER / secrets.token_hex(16)
         try:
             self._write(temporary, data)
@@ -123,7 +134,6 @@ class Files:
         finally:
             with suppress(FileNotFoundError):
                 self.disk.unlink(temporary)
-        self.passed("linked", path)
 
     def create_root(self) -> None:
         """Create the root and the folders above it that are missing, each durable before the next.

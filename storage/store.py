@@ -186,17 +186,18 @@ class Store:
     def answered(self, ask: Callable[[State], Answer]) -> Answer:
         """Return what `ask` finds in the present state.
 
-        When it fails because a segment was compacted and deleted meanwhile, it is asked once more:
-        the same commits are in other files now.
+        When it fails and segments were compacted meanwhile, it is asked again: the files it missed
+        may be deleted, and the same commits are in other files now.
         """
         state = self.log.refresh()
-        try:
-            return ask(state)
-        except (DamagedError, QueryError):
-            newer = self.log.refresh()
-            if state.segments.keys() <= newer.segments.keys():
-                raise
-            return ask(newer)
+        while True:
+            try:
+                return ask(state)
+            except (DamagedError, QueryError):
+                newer = self.log.refresh()
+                if state.segments.keys() <= newer.segments.keys():
+                    raise
+                state = newer
 
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""

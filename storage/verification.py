@@ -59,6 +59,21 @@ def verify(store: Store, deep: bool = False, anchor: Head | str | None = None) -
     return findings
 
 
+def require_whole(store: Store) -> None:
+    """Raise `DamagedError` when the log, walked from its first commit, is not whole.
+
+    Opening a store reads no commit that a checkpoint covers; whoever builds on history asks for
+    more. The rows of segments are compared with their hashes when they are read.
+    """
+    if errors := [f for f in verify(store) if f.severity == "error"]:
+        named = "; ".join(f"`{store.path / f.where}` {f.message}" for f in errors[:3])
+        more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
+        raise DamagedError(
+            f"{len(errors)} files of the log are damaged: {named}{more}. Restore them from a "
+            "backup before training goes on; `rrl verify --deep` lists them all"
+        )
+
+
 def _check_commits(store: Store, commits: dict[int, Commit]) -> Iterator[Finding]:
     """Fill `commits` with those that can be read, and report the others and breaks in the chain."""
     for number in range(1, store.log.newest_number() + 1):
@@ -95,8 +110,11 @@ def _check_checkpoints(store: Store, commits: dict[int, Commit]) -> Iterator[Fin
             state = fold(state, [commits[n] for n in between])
         except (StorageError, KeyError):
             return  # the log itself is damaged, which is reported already
-        if store.log.checkpoint(number) != state:
-            yield Finding("warning", path, "is not what the log says; it is ignored, delete it")
+        written = store.log.checkpoint(number)
+        if written is None:
+            yield Finding("warning", path, "cannot be read; it is ignored, delete it")
+        elif written != state:
+            yield Finding("error", path, "says something else than the log; delete it")
 
 
 def _check_anchor(commits: dict[int, Commit], anchor: Head | str) -> Iterator[Finding]:

@@ -45,6 +45,24 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> TracingDisk:
     return tracing
 
 
+def test_a_temporary_file_that_is_collected_is_written_again(
+    tmp_path: Path, disk: TracingDisk, monkeypatch: pytest.MonkeyPatch
+):
+    real, collected = disk.link, []
+
+    def link(source: Path, target: Path) -> None:
+        if not collected:
+            source.unlink()
+            collected.append(source)
+        real(source, target)
+
+    monkeypatch.setattr(disk, "link", link)
+    files = Files(tmp_path)
+    files.publish("a/b.txt", b"data")
+    assert collected
+    assert files.read("a/b.txt") == b"data"
+
+
 def test_a_file_is_synced_then_linked_then_its_folders_are_synced(
     tmp_path: Path, disk: TracingDisk
 ):
