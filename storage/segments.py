@@ -25,6 +25,7 @@ POSITIONS = ("_commit", "_row")
 _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSITIONS]
 FOLDER = "events"
 _FALSE_POSITIVES = 0.01
+_LEVEL = 1
 
 
 def segment_path(table: Table, run_id: str, batch_key: str, nonce: str) -> str:
@@ -48,8 +49,19 @@ def publish(
         name: run id, batch key and nonce.
         version: of the table's schema; None: today's.
     """
+    return publish_encoded(files, table, rows, name, encode(table, rows, version), version)
+
+
+def publish_encoded(
+    files: Files,
+    table: Table,
+    rows: pa.Table,
+    name: tuple[str, str, str],
+    data: bytes,
+    version: int | None = None,
+) -> Segment:
+    """Store `rows`, as `publish` does, whose Parquet form is `data` already."""
     path = segment_path(table, *name)
-    data = encode(table, rows, version)
     files.publish(path, data)
     return describe(table, path, rows, data, version)
 
@@ -68,7 +80,7 @@ def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
         sink,
         row_group_size=table.rows_per_group,
         compression="zstd",
-        compression_level=3,
+        compression_level=_LEVEL,
         use_dictionary=[n for n in rows.column_names if n not in (*lists, *ids)],
         use_byte_stream_split=[f"{name}.list.element" for name in lists],
         bloom_filter_options={
@@ -84,17 +96,16 @@ def describe(
     table: Table, path: str, rows: pa.Table, data: bytes, version: int | None = None
 ) -> Segment:
     """Return what a commit says of a segment with rows of `version` (None: today's)."""
-    iterations = (
-        rows.column("iteration").to_pylist() if "iteration" in rows.column_names else [None]
-    )
+    has_iteration = "iteration" in rows.column_names
+    iterations = pc.min_max(rows.column("iteration")).as_py() if has_iteration else {}
     return Segment(
         table=table.name,
         path=path,
         rows=len(rows),
         size_bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        min_iteration=min(iterations),
-        max_iteration=max(iterations),
+        min_iteration=iterations.get("min"),
+        max_iteration=iterations.get("max"),
         schema_version=version or table.version,
     )
 
