@@ -108,9 +108,7 @@ def _short_hashes(texts: list[str], prefix: str = "") -> list[str]:
     return [prefix + sha256(text.encode()).hexdigest()[:end] for text in texts]
 
 
-def _joined(
-    opening: str, columns: Sequence[Column], rows: "pa.Table", closing: str
-) -> list[str]:
+def _joined(opening: str, columns: Sequence[Column], rows: "pa.Table", closing: str) -> list[str]:
     """Return the JSON of `columns` between `opening` and `closing`, row by row.
 
     The first column must have a value in every row: it is the one without a comma before it.

@@ -1,9 +1,9 @@
 """Rows of one table, read straight from its segments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage import segments
@@ -12,40 +12,61 @@ from storage.files import Files
 from storage.schemas import Table
 from storage.state import LiveSegment
 
+Found = list[tuple[LiveSegment, list[int]]]
+Find = Callable[[Sequence[LiveSegment], Collection[str]], Found]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which rows are wanted; None leaves a filter out."""
+
+    run_id: str | None = None
+    iteration: int | None = None
+    event_ids: frozenset[str] | None = None
+
 
 def read_rows(
     files: Files,
     live: Sequence[LiveSegment],
     table: Table,
-    *,
-    run_id: str | None,
-    iteration: int | None,
-    event_ids: set[str] | None,
+    filters: Filters,
     as_of: int,
+    find: Find,
 ) -> list[dict[str, Any]]:
-    """Return the rows of `live`, oldest commit first, that fit every filter that is not None.
+    """Return the rows of `live`, oldest commit first, that fit every filter.
 
-    `iteration` must be None for a table without that column.
+    Args:
+        files: the store.
+        live: all segments of the table.
+        table: to read; without a column `iteration` it cannot be filtered by it.
+        filters: which rows.
+        as_of: only rows that were committed up to then.
+        find: checks segments and returns those that hold the given events, with their row numbers.
     """
-    if iteration is not None and "iteration" not in table.arrow_schema.names:
+    if filters.iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
+    candidates = [
+        segment
+        for segment in sorted(live, key=lambda s: s.first_commit)
+        if segment.first_commit <= as_of and _may_hold(segment, filters)
+    ]
+    if filters.event_ids is None:
+        parts = (segments.read(files, segment, as_of=as_of) for segment in candidates)
+    else:
+        found = find(candidates, filters.event_ids)
+        parts = (segments.read_some(files, segment, numbers, as_of) for segment, numbers in found)
     rows: list[dict[str, Any]] = []
-    for segment in sorted(live, key=lambda s: s.first_commit):
-        if segment.first_commit > as_of or not _may_hold(segment, run_id, iteration):
-            continue
-        found = segments.read(files, segment, as_of=as_of)
-        if run_id is not None:
-            found = found.filter(pc.field("run_id") == run_id)
-        if iteration is not None:
-            found = found.filter(pc.field("iteration") == iteration)
-        if event_ids is not None:
-            found = found.filter(pc.field("event_id").isin(pa.array(event_ids, pa.string())))
-        rows += found.to_pylist()
+    for part in parts:
+        if filters.run_id is not None:
+            part = part.filter(pc.field("run_id") == filters.run_id)
+        if filters.iteration is not None:
+            part = part.filter(pc.field("iteration") == filters.iteration)
+        rows += part.to_pylist()
     return rows
 
 
-def _may_hold(segment: LiveSegment, run_id: str | None, iteration: int | None) -> bool:
-    if run_id is not None and segment.run_id != run_id:
+def _may_hold(segment: LiveSegment, filters: Filters) -> bool:
+    if filters.run_id is not None and segment.run_id != filters.run_id:
         return False
-    low, high = segment.min_iteration, segment.max_iteration
+    iteration, low, high = filters.iteration, segment.min_iteration, segment.max_iteration
     return iteration is None or low is None or high is None or low <= iteration <= high

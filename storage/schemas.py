@@ -201,6 +201,7 @@ ROLLOUTS = Table(
         Column("batch_key", TEXT, "Sampler batch it was generated in."),
         Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
     ),
+    rows_per_group=2_048,
 )
 
 ROLLOUT_TOKENS = Table(

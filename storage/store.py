@@ -4,7 +4,7 @@ Invariant: what a reader is told `as of N` never changes, whatever is appended l
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,11 +16,12 @@ from storage.files import Files
 from storage.identity import find_table
 from storage.integrity import damage, read_checked
 from storage.log import Log
-from storage.state import State
+from storage.state import LiveSegment, State
 
 if TYPE_CHECKING:
     import duckdb
 
+    from storage.reading import Found
     from storage.views import Views
     from storage.writer import StreamWriter
 
@@ -65,6 +66,7 @@ class Store:
         self.log = Log(files)
         self._lock = threading.Lock()
         self._views: tuple[Any, Views] | None = None
+        self._finder: duckdb.DuckDBPyConnection | None = None  # looks up events by id
         self._whole: set[str] = set()  # segments whose size and footer were checked
         self._checked: set[str] = set()  # segments whose hash was checked
 
@@ -89,16 +91,20 @@ class Store:
         params: Mapping[str, Any] | None = None,
         as_of: int | None = None,
         allow_damaged: bool = False,
+        check_hashes: bool = False,
     ) -> "duckdb.DuckDBPyRelation":
         """Answer a query over the tables and views, and hold the answer in memory.
 
         `select count(*) from rollouts` reads as of `as_of`, `from rollouts(17)` as of commit 17.
+        Segments that are missing or cut are always noticed, a flipped bit only by its hash. Hashes
+        are for what learns, scores or exports from the answer: they cost seconds a gigabyte.
 
         Args:
             query: one SQL statement, with `$name` for parameters.
             params: values of the parameters.
             as_of: commit number; None is the newest.
             allow_damaged: leave out the segments that `damaged` names, and check no hashes.
+            check_hashes: compare each segment the query may read with its hash, once a process.
 
         Returns:
             a relation: `.pl()` for Polars, `.fetchall()` for tuples, `.columns` for names.
@@ -108,7 +114,9 @@ class Store:
             DamagedError: a segment the query may read is missing or was changed.
         """
         number = self.number(as_of)
-        return self.answered(lambda state: self._query(state, query, params, number, allow_damaged))
+        return self.answered(
+            lambda state: self._query(state, query, params, number, allow_damaged, check_hashes)
+        )
 
     def read(
         self,
@@ -118,6 +126,7 @@ class Store:
         iteration: int | None = None,
         event_ids: Iterable[str] | None = None,
         as_of: int | None = None,
+        check_hashes: bool = True,
     ) -> list[dict[str, Any]]:
         """Return the rows of a table in the order they were committed.
 
@@ -125,25 +134,30 @@ class Store:
             table: its name.
             run_id: only rows of this run.
             iteration: only rows of this iteration.
-            event_ids: only these events.
+            event_ids: only these events; of each segment just the row groups that hold some.
             as_of: commit number; None is the newest.
+            check_hashes: with `event_ids`, compare each segment that may hold some with its hash
+                first, once a process. Without `event_ids`, hashes are always checked.
 
         Raises:
             DamagedError: a segment that may hold such rows is missing or was changed.
         """
-        from storage.reading import read_rows
+        from storage.reading import Filters, read_rows
 
         number = self.number(as_of)
+        ids = None if event_ids is None else frozenset(event_ids)
+
+        def find(live: Sequence[LiveSegment], wanted: Collection[str]) -> "Found":
+            return self._find(live, wanted, check_hashes)
 
         def read(state: State) -> list[dict[str, Any]]:
             return read_rows(
                 self.files,
                 [s for s in state.segments.values() if s.table == table],
                 find_table(table),
-                run_id=run_id,
-                iteration=iteration,
-                event_ids=None if event_ids is None else set(event_ids),
-                as_of=number,
+                Filters(run_id, iteration, ids),
+                number,
+                find,
             )
 
         return self.answered(read)
@@ -155,6 +169,7 @@ class Store:
         run_id: str | None = None,
         iteration: int | None = None,
         as_of: int | None = None,
+        check_hashes: bool = False,
     ) -> list[dict[str, Any]]:
         """Return the rows of a view, in the view's order.
 
@@ -163,16 +178,18 @@ class Store:
             run_id: only rows of this run.
             iteration: only rows of this iteration.
             as_of: commit number; None is the newest.
+            check_hashes: as for `sql`.
         """
-        from storage.views import VIEWS
+        from storage.views import ORDERS, VIEWS
 
         if name not in VIEWS:
             raise QueryError(f"expected one of the views {', '.join(VIEWS)}; came `{name}`")
         filters = {"run_id": run_id, "iteration": iteration}
         used = {column: value for column, value in filters.items() if value is not None}
         condition = " and ".join(f"{column} = ${column}" for column in used) or "true"
-        query = f"select * from {name} where {condition}"  # noqa: S608 - names from this package
-        relation = self.sql(query, used, as_of)
+        order = f"order by {ORDERS[name]}" if name in ORDERS else ""
+        query = f"select * from {name} where {condition} {order}"  # noqa: S608 - from this package
+        relation = self.sql(query, used, as_of, check_hashes=check_hashes)
         return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
 
     def number(self, as_of: int | None) -> int:
@@ -199,8 +216,15 @@ class Store:
 
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""
+        return self._damage_of(self.log.refresh().segments.values())
+
+    def check_whole(self) -> None:
+        """Raise `DamagedError` naming every live segment that is missing or cut."""
+        self._raise_damage(self.damaged())
+
+    def _damage_of(self, live: Iterable[LiveSegment]) -> dict[str, str]:
         found = {}
-        for segment in self.log.refresh().segments.values():
+        for segment in live:
             if segment.path in self._whole:
                 continue
             if (wrong := damage(self.path, segment)) is None:
@@ -209,21 +233,42 @@ class Store:
                 found[segment.path] = wrong
         return found
 
-    def check_whole(self) -> None:
-        """Raise `DamagedError` naming every live segment that is missing or cut."""
-        if found := self.damaged():
+    def _raise_damage(self, found: Mapping[str, str]) -> None:
+        if found:
             listed = "; ".join(f"`{self.path / path}` {wrong}" for path, wrong in found.items())
             raise DamagedError(
                 f"{len(found)} segments are damaged: {listed}. Restore them from a backup, or look "
                 "at the rest with `--allow-damaged`"
             )
 
-    def check_hashes(self, state: State, tables: Collection[str]) -> None:
-        """Compare the segments of `tables` with their committed hashes, once a process."""
-        for segment in state.segments.values():
-            if segment.table in tables and segment.path not in self._checked:
+    def check_hashes(self, live: Iterable[LiveSegment]) -> None:
+        """Compare segments with their committed hashes, once a process."""
+        for segment in live:
+            if segment.path not in self._checked:
                 read_checked(self.files, segment)
                 self._checked.add(segment.path)
+
+    def _find(
+        self, live: Sequence[LiveSegment], event_ids: Collection[str], check_hashes: bool
+    ) -> "Found":
+        """Return the segments that hold any of the events, with the numbers of these rows."""
+        import duckdb
+
+        from storage.lookup import find_rows
+
+        if check_hashes:
+            self.check_hashes(live)
+        self._raise_damage(self._damage_of(live))
+        with self._lock:
+            if self._finder is None:
+                self._finder = duckdb.connect(":memory:")
+                self._finder.execute("set parquet_metadata_cache = true")
+        try:
+            return find_rows(self._finder, self.path, live, event_ids)
+        except duckdb.Error as error:
+            self._whole.clear()
+            self._raise_damage(self._damage_of(live))
+            raise QueryError(f"the events could not be looked up: {error}") from error
 
     def _query(
         self,
@@ -232,6 +277,7 @@ class Store:
         params: Mapping[str, Any] | None,
         number: int,
         allow_damaged: bool,
+        check_hashes: bool,
     ) -> "duckdb.DuckDBPyRelation":
         import duckdb
 
@@ -240,7 +286,8 @@ class Store:
         names = names_in(query)
         if not allow_damaged:
             self.check_whole()
-            self.check_hashes(state, names)
+            if check_hashes:
+                self.check_hashes(s for s in state.segments.values() if s.table in names)
         connection = self._connection(state, number, names, allow_damaged)
         try:
             relation = connection.sql(query, params=dict(params or {}))

@@ -181,9 +181,7 @@ class StreamWriter:
             self._known.close(closes)
         self._is_loaded = True
 
-    def _answer(
-        self, head: Head, parts: Sequence[_Part], known: Mapping[str, Event]
-    ) -> Committed:
+    def _answer(self, head: Head, parts: Sequence[_Part], known: Mapping[str, Event]) -> Committed:
         """Gather the committed rows of every part in the order they were given."""
         tables = {}
         for part in parts:
@@ -195,7 +193,9 @@ class StreamWriter:
             stored = [part.written]
             for segment in self._holding(self._log.refresh(), name, commits):
                 found = segments.read(self._files, segment)
-                stored.append(found.filter(pc.field("event_id").isin(pa.array(set(ids), pa.string()))))
+                stored.append(
+                    found.filter(pc.field("event_id").isin(pa.array(set(ids), pa.string())))
+                )
             rows = pa.concat_tables(stored)
             numbers = {i: n for n, i in enumerate(rows.column("event_id").to_pylist())}
             tables[name] = rows.take(pa.array([numbers[i] for i in ids], pa.int64()))
