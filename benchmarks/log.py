@@ -43,7 +43,7 @@ PARTS = ("append", "writers", "questions", "large")
 CHILD_TIMEOUT_S = 3600
 NUM_ROUNDS = 2  # of children, one after the other for each contender
 QUESTION_ROLLOUTS = 100_000
-WRITER_BATCHES = 15
+WRITER_BATCHES = 40
 MIB, GIB = 2**20, 2**30
 # name: (bar, goal, is more better)
 BARS = {

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_HEX_DIGITS = 32  # 128 bits
-_LONG_TEXT_BYTES = 100  # such texts are hardly ever the same: looking for equal ones costs more
+_LONG_TEXT_BYTES = 100  # such texts are hardly ever the same
+_FEW_ROWS = 128
 
 
 def event_id(table_name: str, place: Mapping[str, Any]) -> str:
@@ -134,9 +135,9 @@ def _pieces(key: str, column: Column, values: "pa.ChunkedArray") -> list[str] | 
     if column.is_list:
         return [key + digest if digest else "" for digest in _list_digests(whole)]
     to_json = _TO_JSON[column.type]
-    if column.type == TEXT and whole.nbytes > _LONG_TEXT_BYTES * len(whole):
-        texts = whole.to_pylist()
-        return ["" if text is None else key + _text_json(text) for text in texts]
+    is_long = column.type == TEXT and whole.nbytes > _LONG_TEXT_BYTES * len(whole)
+    if is_long or len(whole) <= _FEW_ROWS:  # looking for equal values would cost more
+        return ["" if v is None else key + to_json(v) for v in whole.to_pylist()]
     different, numbers = _dictionary(whole)
     pieces = ["" if value is None else key + to_json(value) for value in different]
     return pieces[0] if len(pieces) == 1 else [pieces[number] for number in numbers]
