@@ -1,19 +1,19 @@
 """Compare the event log with JSONL, SQLite and Delta, and ask a log of a million rollouts.
 
-- Append: a batch of rollouts, their ~200 tokens and log-probs and their scores, as Python dicts, until
-  they are acknowledged as durable. The log checks every value, gives every row the hash of its place
-  and of its content, and commits three tables at once; SQLite (WAL, synchronous=FULL) commits three
-  tables; JSONL writes lines and syncs; Delta writes one wide table and does not sync. JSONL is
-  written with Python's `json`; a second column says what `orjson` makes of it.
+- Append: a batch of rollouts, their ~200 tokens and log-probs and their scores, as Python dicts,
+  until they are acknowledged as durable. The log checks every value, gives every row the hash of
+  its place and of its content, and commits three tables at once; SQLite (WAL, synchronous=FULL)
+  commits three tables; JSONL writes lines and syncs; Delta writes one wide table and does not sync.
+  JSONL is written with Python's `json`; another column says what `orjson` makes of it.
 - Writers: four processes at once, 64 rollouts an append; JSONL has a file for each.
-- Questions: the latest scores by policy version, the top scores per prompt, the reward by iteration,
-  the story of one rollout; JSONL with or without tokens is read by DuckDB and by Polars, and the
-  quicker of them counts.
+- Questions: the latest scores by policy version, the top scores per prompt, the reward by
+  iteration, the story of one rollout; JSONL with or without tokens is read by DuckDB and by Polars,
+  and the quicker of them counts.
 - A million rollouts, appended by the writer and compacted: opening, questions, rollouts by id, size
   and memory.
 
-Each figure is a median within one child process. Exit code 1: a bar is missed. `--keep FOLDER` keeps
-the large store, so that the next run finds it.
+Each figure is a median within one run. Exit code 1: a bar is missed. `--keep FOLDER` keeps the
+large store, so that the next run finds it.
 
     python benchmarks/log.py [--json] [--rollouts N] [--keep FOLDER] [--only append,writers,...]
 """
@@ -152,24 +152,21 @@ def question_ratios(questions: dict[str, dict[str, float]], form: str) -> dict[s
 def verdicts(result: dict[str, Any]) -> dict[str, float]:
     """Return the figure of each bar that was measured; of several questions the worst counts."""
     found: dict[str, float] = {}
-    names = iter(BARS)
-    by_bar: dict[str, Any] = {name: None for name in names}
     if append := result.get("append"):
-        by_bar["append of 4096, times JSONL"] = append[LOG]["4096"] / append[JSONL]["4096"]
+        found["append of 4096, times JSONL"] = append[LOG]["4096"] / append[JSONL]["4096"]
     if (writers := result.get("writers")) and DELTA in writers:
-        by_bar["4 writers, times Delta"] = writers[LOG] / writers[DELTA]
+        found["4 writers, times Delta"] = writers[LOG] / writers[DELTA]
     if questions := result.get("questions"):
         for form in ("with tokens", "text only"):
             ratio = min(question_ratios(questions, form).values())
-            by_bar[f"questions, times JSONL {form}"] = ratio
+            found[f"questions, times JSONL {form}"] = ratio
     if large := result.get("large"):
-        by_bar["open, ms"] = 1e3 * large["open_s"]
-        by_bar["top scores per prompt, ms"] = 1e3 * large["seconds"]["top"]
-        by_bar["64 rollouts with tokens by id, ms"] = 1e3 * large["seconds"]["look_up"]
-        by_bar["peak memory of the questions, MiB"] = large["peak_bytes"] / MIB
+        found["open, ms"] = 1e3 * large["open_s"]
+        found["top scores per prompt, ms"] = 1e3 * large["seconds"]["top"]
+        found["64 rollouts with tokens by id, ms"] = 1e3 * large["seconds"]["look_up"]
+        found["peak memory of the questions, MiB"] = large["peak_bytes"] / MIB
         early, late = large["rss_bytes"]
-        by_bar["memory while appending, at 100 % / at 10 %"] = late / early
-    found |= {name: value for name, value in by_bar.items() if value is not None}
+        found["memory while appending, at 100 % / at 10 %"] = late / early
     return found
 
 
@@ -185,11 +182,11 @@ def show(result: dict[str, Any]) -> None:
     if not has_delta():
         console.print("`deltalake` is not installed: its columns are left out", style="yellow")
     if append := result.get("append"):
-        rows = [
-            [f"{size}", *(f"{f[str(size)]:,.0f}" for f in append.values()),
-             *(f"{append[LOG][str(size)] / f[str(size)]:.2f}" for n, f in append.items() if n != LOG)]
-            for size in BATCH_SIZES
-        ]  # fmt: skip
+        rows = []
+        for size in map(str, BATCH_SIZES):
+            rates = {name: by_size[size] for name, by_size in append.items()}
+            ratios = [rates[LOG] / rate for name, rate in rates.items() if name != LOG]
+            rows.append([size, *(f"{r:,.0f}" for r in rates.values()), *ratios])
         rivals = [f"log / {name}" for name in append if name != LOG]
         print_table(console, "append, rollouts/s", ["batch", *append, *rivals], rows)
     if writers := result.get("writers"):

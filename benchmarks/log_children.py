@@ -177,7 +177,7 @@ def measure_large(path: Path, seed: int) -> dict[str, Any]:
 
     import storage.reading
     import storage.segments
-    import storage.store  # noqa: F401
+    import storage.store
 
     started = time.perf_counter()
     store = storage.open(path)

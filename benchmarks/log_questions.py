@@ -18,7 +18,6 @@ LATEST, TOP, REWARD, STORY = (
     "latest score by policy version", "top scores per prompt", "reward by iteration",
     "story of one rollout",
 )  # fmt: skip
-NUM_TOP = 3
 _TYPES = {
     "id": "varchar", "iteration": "integer", "policy_version": "integer", "prompt_id": "varchar",
     "scores": "struct(scorer varchar, attempt integer, value double)[]",
@@ -33,8 +32,8 @@ LOG_SQL = {
         from latest_scores as score join rollouts as rollout on rollout.event_id = score.target_id
         where score.scorer = 'exact'
         group by rollout.policy_version order by rollout.policy_version""",
-    TOP: f"""
-        select rollout.prompt_id, max(score.value, {NUM_TOP})
+    TOP: """
+        select rollout.prompt_id, max(score.value, 3)
         from latest_scores as score join rollouts as rollout on rollout.event_id = score.target_id
         where score.scorer = 'exact'
         group by rollout.prompt_id order by rollout.prompt_id""",
@@ -47,7 +46,7 @@ _EXACT = "list_filter(scores, lambda score: score.scorer = 'exact')[-1].value"
 _GROUPED = "select {key}, count(value), avg(value) from latest group by {key} order by {key}"
 _JSONL_SQL = {
     LATEST: _GROUPED.format(key="policy_version"),
-    TOP: f"select prompt_id, max(value, {NUM_TOP}) from latest group by prompt_id order by prompt_id",
+    TOP: "select prompt_id, max(value, 3) from latest group by prompt_id order by prompt_id",
     REWARD: _GROUPED.format(key="iteration"),
 }
 _KEYS = {LATEST: "policy_version", TOP: "prompt_id", REWARD: "iteration"}
@@ -81,7 +80,8 @@ def ask_duckdb(path: Path, event_id: str, with_tokens: bool) -> dict[str, Ask]:
 
     def grouped(name: str) -> Answer:
         key = _KEYS[name]
-        latest = f"select {key}, {_EXACT} as value from {source([key, 'scores'], _TYPES)}"
+        lines = source([key, "scores"], _TYPES)
+        latest = f"select {key}, {_EXACT} as value from {lines}"  # noqa: S608 - our own names
         query = f"with latest as ({latest}) {_JSONL_SQL[name]}"
         return connection.sql(query).fetchall()
 
@@ -91,7 +91,7 @@ def ask_duckdb(path: Path, event_id: str, with_tokens: bool) -> dict[str, Ask]:
         if with_tokens:
             types |= _TOKEN_TYPES
             names += _TOKEN_TYPES
-        query = f"select * from {source(names, types)} where id = $id"
+        query = f"select * from {source(names, types)} where id = $id"  # noqa: S608
         [row] = connection.sql(query, params={"id": event_id}).fetchall()
         return [(row[0], row[1], len(row[4]))]
 
@@ -121,7 +121,7 @@ def ask_polars(path: Path, event_id: str, with_tokens: bool) -> dict[str, Ask]:
 
     def grouped(name: str) -> Answer:
         key = _KEYS[name]
-        wanted = [pl.col("value").top_k(NUM_TOP)] if name == TOP else measures
+        wanted = [pl.col("value").top_k(3)] if name == TOP else measures
         lines = scan({key: types[key], "scores": types["scores"]})
         found = lines.select(key, latest).group_by(key).agg(wanted).sort(key).collect()
         if name == TOP:

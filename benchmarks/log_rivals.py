@@ -1,7 +1,7 @@
 """What the log is compared with: other ways to keep rollouts, each told to append durably.
 
-All get the same records as Python dicts, in rows of the tables they have, and answer when their data
-is said to be on the disk. What each of them leaves out is said with it.
+All get the same records as Python dicts, as rows of the tables they have, and answer when their
+data is said to be on the disk. What each of them leaves out is said with it.
 """
 
 import json

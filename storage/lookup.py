@@ -1,67 +1,56 @@
-"""Where events lie in their segments, and these rows alone.
+"""The rows of some events, without reading the others.
 
-Invariant: looking up finds the rows that reading everything and filtering would, but reads only the
-row groups that hold them: the Bloom filters on `event_id` rule out nearly all others.
-
-Measured at 1M rollouts, where a table lies in 10 to 30 segments: reading whole segments takes
-seconds, 64 random rollouts with their tokens take a tenth of one.
+Invariant: looking up finds the rows that reading everything and filtering would. Bloom filters rule
+out nearly all row groups, the ids in the others tell which to read.
 """
 
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from storage.state import LiveSegment
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    import duckdb
-    import pyarrow as pa
+from storage import bloom
 
-
-def find_rows(
-    connection: "duckdb.DuckDBPyConnection",
-    root: Path,
-    live: Sequence[LiveSegment],
-    event_ids: Collection[str],
-) -> list[tuple[LiveSegment, list[int]]]:
-    """Return the segments that hold any of the events, with the rising numbers of these rows.
-
-    Segments come in the order given.
-
-    Raises:
-        duckdb.Error: a file is missing, or is no Parquet file.
-    """
-    from storage.views import quoted, quoted_file
-
-    if not live or not event_ids:
-        return []
-    paths = ", ".join(quoted_file(str(root / s.path)) for s in live)
-    ids = ", ".join(map(quoted, event_ids))
-    query = f"""
-        select stored.file_index, stored.file_row_number
-        from read_parquet([{paths}], hive_partitioning = false, file_row_number = true) as stored
-        where stored.event_id in ({ids})
-        order by all"""  # noqa: S608 - files from the log, ids quoted
-    found = connection.cursor().sql(query).fetchall()
-    return [
-        (live[index], [number for _, number in rows])
-        for index, rows in groupby(found, lambda row: row[0])
-    ]
+_ID = "event_id"
+_NUM_FOOTERS = 128  # kept in memory: reading one takes as long as looking up in its segment
 
 
-def read_row_groups(path: Path, numbers: Sequence[int]) -> "pa.Table":
-    """Return the rows with these rising numbers."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def read_events(path: Path, event_ids: Collection[str]) -> pa.Table:
+    """Return the rows of a segment that have one of these ids, in their order."""
+    wanted = sorted({i for i in event_ids if len(i) == bloom.ID_LENGTH and i.isascii()})
+    values = pa.array(wanted, pa.string())
+    with pq.ParquetFile(path, metadata=_footer(path)) as file:
+        groups = _possible_groups(path, file.metadata, wanted) if wanted else []
+        ids = file.read_row_groups(groups, columns=[_ID]).column(_ID)
+        is_wanted = pc.is_in(ids, values).to_numpy()
+        lengths = [file.metadata.row_group(group).num_rows for group in groups]
+        parts = np.split(is_wanted, np.cumsum(lengths)[:-1]) if groups else []
+        needed = [n for n, part in enumerate(parts) if part.any()]
+        rows = file.read_row_groups([groups[n] for n in needed])
+    kept = np.concatenate([parts[n] for n in needed]) if needed else np.zeros(0, bool)
+    return rows.filter(pa.array(kept))
 
-    with pq.ParquetFile(path) as file:
-        lengths = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
-        starts = np.cumsum([0, *lengths])
-        groups = np.searchsorted(starts, numbers, side="right") - 1
-        needed, places = np.unique(groups, return_inverse=True)
-        rows = file.read_row_groups(needed.tolist())
-    lengths_before = np.cumsum([0, *(lengths[g] for g in needed)])[:-1]
-    wanted = lengths_before[places] + (np.array(numbers) - starts[groups])
-    return rows.take(pa.array(wanted))
+
+def _possible_groups(path: Path, metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
+    """Return the row groups that may hold any of the ids, as far as Bloom filters tell."""
+    place = metadata.schema.names.index(_ID)
+    groups = range(metadata.num_row_groups)
+    chunks = [metadata.row_group(group).column(place) for group in groups]
+    if any(chunk.bloom_filter_offset is None for chunk in chunks):
+        return list(groups)
+    with path.open("rb", buffering=2**18) as file:
+        filters = []
+        for chunk in chunks:
+            file.seek(chunk.bloom_filter_offset)
+            filters.append(file.read(chunk.bloom_filter_length))
+    answers = bloom.may_hold_any(filters, bloom.hashes(wanted))
+    return [group for group, may_hold in zip(groups, answers, strict=True) if may_hold]
+
+
+@lru_cache(_NUM_FOOTERS)
+def _footer(path: Path) -> pq.FileMetaData:
+    return pq.read_metadata(path)  # of a file that never changes

@@ -1,6 +1,6 @@
 """Rows of one table, read straight from its segments."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,6 @@ from storage.errors import RowError
 from storage.files import Files
 from storage.schemas import Table
 from storage.state import LiveSegment
-
-Found = list[tuple[LiveSegment, list[int]]]
-Find = Callable[[Sequence[LiveSegment], Collection[str]], Found]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ def read_rows(
     table: Table,
     filters: Filters,
     as_of: int,
-    find: Find,
+    check: Callable[[Sequence[LiveSegment]], None],
 ) -> list[dict[str, Any]]:
     """Return the rows of `live`, oldest commit first, that fit every filter.
 
@@ -41,7 +38,7 @@ def read_rows(
         table: to read; without a column `iteration` it cannot be filtered by it.
         filters: which rows.
         as_of: only rows that were committed up to then.
-        find: checks segments and returns those that hold the given events, with their row numbers.
+        check: raises when a segment that events are looked up in is damaged.
     """
     if filters.iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
@@ -53,8 +50,9 @@ def read_rows(
     if filters.event_ids is None:
         parts = (segments.read(files, segment, as_of=as_of) for segment in candidates)
     else:
-        found = find(candidates, filters.event_ids)
-        parts = (segments.read_some(files, segment, numbers, as_of) for segment, numbers in found)
+        check(candidates)
+        ids = filters.event_ids
+        parts = (segments.read_events(files, segment, ids, as_of) for segment in candidates)
     rows: list[dict[str, Any]] = []
     for part in parts:
         if filters.run_id is not None:

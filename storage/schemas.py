@@ -202,7 +202,7 @@ ROLLOUTS = Table(
         Column("batch_key", TEXT, "Sampler batch it was generated in."),
         Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
     ),
-    rows_per_group=2_048,
+    rows_per_group=1_024,
 )
 
 ROLLOUT_TOKENS = Table(
@@ -225,7 +225,7 @@ ROLLOUT_TOKENS = Table(
         ),
         Column("logprobs_reason", TEXT, "Why `sampler_logprobs` is NULL.", nullable=True),
     ),
-    rows_per_group=512,
+    rows_per_group=256,
 )
 
 SCORES = Table(

@@ -8,17 +8,17 @@ commit's segment. They come from the log for plain segments and are columns of c
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from storage import lookup
 from storage.commits import Segment
 from storage.files import Files, slug
 from storage.integrity import read_checked
-from storage.lookup import read_row_groups
 from storage.schemas import TABLES, Table
 from storage.state import LiveSegment
 from storage.upcast import stored_columns, upcast
@@ -133,15 +133,12 @@ def read(
     return rows.filter(pc.field("_commit") <= as_of).select(wanted)
 
 
-def read_some(
-    files: Files, segment: LiveSegment, numbers: Sequence[int], as_of: int | None = None
+def read_events(
+    files: Files, segment: LiveSegment, event_ids: Collection[str], as_of: int | None = None
 ) -> pa.Table:
-    """Return the rows with these rising numbers, as `read` does, but check no hash.
-
-    Only the row groups that hold them are read.
-    """
+    """Return the rows of these events, as `read` does, but read little and check no hash."""
     table = TABLES[segment.table]
-    rows = read_row_groups(files.root / segment.path, numbers)
+    rows = lookup.read_events(files.root / segment.path, event_ids)
     if as_of is not None and segment.last_commit > as_of:
         rows = rows.filter(pc.field("_commit") <= as_of)
     if segment.schema_version < table.version:

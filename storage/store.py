@@ -4,7 +4,7 @@ Invariant: what a reader is told `as of N` never changes, whatever is appended l
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ from storage.state import LiveSegment, State
 if TYPE_CHECKING:
     import duckdb
 
-    from storage.reading import Found
     from storage.views import Views
     from storage.writer import StreamWriter
 
@@ -66,7 +65,6 @@ class Store:
         self.log = Log(files)
         self._lock = threading.Lock()
         self._views: tuple[Any, Views] | None = None
-        self._finder: duckdb.DuckDBPyConnection | None = None  # looks up events by id
         self._whole: set[str] = set()  # segments whose size and footer were checked
         self._checked: set[str] = set()  # segments whose hash was checked
 
@@ -147,8 +145,10 @@ class Store:
         number = self.number(as_of)
         ids = None if event_ids is None else frozenset(event_ids)
 
-        def find(live: Sequence[LiveSegment], wanted: Collection[str]) -> "Found":
-            return self._find(live, wanted, check_hashes)
+        def check(live: Sequence[LiveSegment]) -> None:
+            self._raise_damage(self._damage_of(live))
+            if check_hashes:
+                self.check_hashes(live)
 
         def read(state: State) -> list[dict[str, Any]]:
             return read_rows(
@@ -157,7 +157,7 @@ class Store:
                 find_table(table),
                 Filters(run_id, iteration, ids),
                 number,
-                find,
+                check,
             )
 
         return self.answered(read)
@@ -247,28 +247,6 @@ class Store:
             if segment.path not in self._checked:
                 read_checked(self.files, segment)
                 self._checked.add(segment.path)
-
-    def _find(
-        self, live: Sequence[LiveSegment], event_ids: Collection[str], check_hashes: bool
-    ) -> "Found":
-        """Return the segments that hold any of the events, with the numbers of these rows."""
-        import duckdb
-
-        from storage.lookup import find_rows
-
-        if check_hashes:
-            self.check_hashes(live)
-        self._raise_damage(self._damage_of(live))
-        with self._lock:
-            if self._finder is None:
-                self._finder = duckdb.connect(":memory:")
-                self._finder.execute("set parquet_metadata_cache = true")
-        try:
-            return find_rows(self._finder, self.path, live, event_ids)
-        except duckdb.Error as error:
-            self._whole.clear()
-            self._raise_damage(self._damage_of(live))
-            raise QueryError(f"the events could not be looked up: {error}") from error
 
     def _query(
         self,
