@@ -41,8 +41,8 @@ def hashes(event_ids: Sequence[str]) -> np.ndarray:
         mixed = _rotated(mixed ^ (data[:, place].astype(np.uint64) * _P5), 11) * _P1
     mixed = (mixed ^ (mixed >> np.uint64(33))) * _P2
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _P3
-    mixed = mixed ^ (mixed >> np.uint64(32))
-    return mixed
+    last: np.ndarray = mixed ^ (mixed >> np.uint64(32))
+    return last
 
 
 def may_hold_any(filters: Sequence[bytes], of_ids: np.ndarray) -> list[bool]:
