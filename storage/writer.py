@@ -50,14 +50,14 @@ class Committed:
 class _Part:
     """The rows of one table in an append, which of them are new, and these as they are stored.
 
-    `encoded` is their Parquet form, which another thread makes: it takes as long as identifying the
-    rows of the next table, and needs the interpreter for none of it.
+    `encoded` is their Parquet form, None when nothing is new. Another thread makes it: it takes as
+    long as identifying the rows of the next table, and needs the interpreter for none of it.
     """
 
     batch: Batch
     fresh: Sequence[int]
     written: pa.Table
-    encoded: Future[bytes]
+    encoded: Future[bytes] | None
 
 
 class StreamWriter:
@@ -157,7 +157,7 @@ class StreamWriter:
                     self._files, p.batch.table, p.written, name, p.encoded.result()
                 )
                 for p in parts
-                if p.fresh
+                if p.encoded is not None
             ]
             return Draft(
                 nonce=nonce,
@@ -234,7 +234,8 @@ def _part(
     batch: Batch, fresh: Sequence[int], epoch: int, now: datetime, encoders: ThreadPoolExecutor
 ) -> _Part:
     written = batch.complete(fresh, epoch, now)
-    return _Part(batch, fresh, written, encoders.submit(segments.encode, batch.table, written))
+    encoded = encoders.submit(segments.encode, batch.table, written) if fresh else None
+    return _Part(batch, fresh, written, encoded)
 
 
 def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWriter:
