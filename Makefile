@@ -44,6 +44,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/iteration_vs_trl.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/log.py
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 7200 -s

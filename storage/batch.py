@@ -35,30 +35,27 @@ class Batch:
     hashes: list[str]
     iterations: list[int | None]
 
-    def events(self, numbers: Sequence[int], commit: int) -> dict[str, Event]:
-        """Return what is remembered of the rows `numbers` once `commit` has them."""
+    def ends_by(self, iteration: int) -> bool:
+        """Tell whether the iteration is part of the place, and of no row later than the given."""
         has_iteration = "iteration" in self.table.place_columns
-        return {
-            self.ids[n]: Event(
-                commit, self.iterations[n] if has_iteration else None, self.hashes[n]
-            )
-            for n in numbers
-        }
+        return has_iteration and all(i is not None and i <= iteration for i in self.iterations)
 
     def complete(self, numbers: Sequence[int], epoch: int, recorded_at: datetime) -> pa.Table:
         """Return the rows `numbers` with the common columns, as they are stored."""
-        common = {
-            "event_id": [self.ids[n] for n in numbers],
-            "content_sha256": [self.hashes[n] for n in numbers],
-            "epoch": [epoch] * len(numbers),
-            "recorded_at": [recorded_at] * len(numbers),
-        }
-        own = self.rows.take(list(numbers))
+        ids, hashes, own = self.ids, self.hashes, self.rows
+        if len(numbers) < len(ids):
+            ids, hashes = [ids[n] for n in numbers], [hashes[n] for n in numbers]
+            own = own.take(pa.array(numbers, pa.int64()))
         schema = self.table.arrow_schema
-        columns = [
-            pa.array(common[f.name], f.type) if f.name in common else own.column(f.name)
-            for f in schema
-        ]
+        common = {
+            "event_id": pa.array(ids, pa.string()),
+            "content_sha256": pa.array(hashes, pa.string()),
+            "epoch": pa.repeat(pa.scalar(epoch, pa.int32()), len(ids)),
+            "recorded_at": pa.repeat(
+                pa.scalar(recorded_at, schema.field("recorded_at").type), len(ids)
+            ),
+        }
+        columns = [common[n] if n in common else own.column(n) for n in schema.names]
         return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -66,19 +63,19 @@ def make_batch(table_name: str, rows: Sequence[Row], run_id: str) -> Batch:
     """Check `rows` against their table, fill in the run, and identify them."""
     table = find_table(table_name)
     for number, row in enumerate(rows):
-        if row.get("run_id", run_id) != run_id:
+        if "run_id" in row and row["run_id"] != run_id:
             raise RowError(
                 f"row {number} of `{table_name}`: expected run_id {run_id!r} or none, came "
                 f"{row['run_id']!r}; a stream holds the events of one run"
             )
-    arrow = to_arrow(table, [{**row, "run_id": run_id} for row in rows])
+    arrow = to_arrow(table, rows, run_id)
     ids, hashes = identify(table, arrow)
     has_iteration = "iteration" in arrow.column_names
-    iterations = arrow["iteration"].to_pylist() if has_iteration else [None] * len(ids)
+    iterations = arrow["iteration"].to_numpy().tolist() if has_iteration else [None] * len(ids)
     return Batch(table, arrow, ids, hashes, iterations)
 
 
-def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> list[int]:
+def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> Sequence[int]:
     """Return the numbers of the rows that must be written: the first of each new place.
 
     Args:
@@ -90,6 +87,9 @@ def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> lis
         ConflictError: a derived row has the place of another one and another content.
         ClosedIterationError: a new row belongs to a closed iteration.
     """
+    is_open = all(iteration is None or iteration > closed for iteration in set(batch.iterations))
+    if is_open and not committed and len(set(batch.ids)) == len(batch.ids):
+        return range(len(batch.ids))
     first = {event_id: event.content_sha256 for event_id, event in committed.items()}
     fresh = []
     for number, (event_id, content) in enumerate(zip(batch.ids, batch.hashes, strict=True)):

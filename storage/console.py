@@ -188,7 +188,8 @@ def _ask(
         damaged = store.damaged() if question.allow_damaged else {}
         if not question.allow_damaged:
             store.check_whole()
-            store.check_hashes(state, names_in(question.query))
+            names = names_in(question.query)
+            store.check_hashes(s for s in state.segments.values() if s.table in names)
         views = views_of(store, state, question.as_of, damaged)
         with views.connection, _time_limit(views.connection, question.time_limit_s):
             try:

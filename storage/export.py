@@ -98,7 +98,7 @@ def _copy_table(
     """Copy a table as of `number` and return how many rows it has."""
 
     def copy(state: State) -> int:
-        store.check_hashes(state, [name])
+        store.check_hashes(_segments(state, name))
         select = table_sql(TABLES[name], str(store.path), _segments(state, name))
         try:
             connection.execute(f"create or replace macro copied(as_of) as table {select}")

@@ -14,16 +14,19 @@ little-endian bytes].
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import RowError
-from storage.schemas import INT, LONG, TABLES, TEXT, Column, Table
+from storage.schemas import INT, LONG, REAL, TABLES, TEXT, TRUTH, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_HEX_DIGITS = 32  # 128 bits
+_LONG_TEXT_BYTES = 100  # such texts are hardly ever the same
+_FEW_ROWS = 128
 
 
 def event_id(table_name: str, place: Mapping[str, Any]) -> str:
@@ -45,17 +48,17 @@ def find_table(name: str) -> Table:
 
 
 def identify(table: Table, rows: "pa.Table") -> tuple[list[str], list[str]]:
-    """Return the event ids and the content hashes of `rows`, which have the table's own columns."""
-    names = [c.name for c in table.columns if c.name in rows.column_names]
-    columns = {name: _canonical_column(rows.column(name)) for name in names}
-    places = _records(table.place_columns, columns)
-    contents = _records(tuple(n for n in table.content_columns if n in columns), columns)
-    ids = [_event_id(table, place) for place in places]
-    hashes = [
-        _short_sha256(_canonical_json({k: v for k, v in facts.items() if v is not None}))
-        for facts in contents
-    ]
-    return ids, hashes
+    """Return the event ids and the content hashes of `rows`, which have the table's own columns.
+
+    Each column is written as JSON once per value it has, each row is joined from these pieces: a
+    few times as quick as writing each row as JSON, and the same to the byte.
+    """
+    columns = [c for c in table.columns if c.name in rows.column_names]
+    contents = [c for c in columns if c.name in table.content_columns]
+    places = [c for c in columns if c.place]
+    opening = f"[{_text_json(table.name)},{{"
+    ids = _short_hashes(_joined(opening, places, rows, "}]"), table.prefix)
+    return ids, _short_hashes(_joined("{", contents, rows, "}"))
 
 
 def is_storable_text(text: str) -> bool:
@@ -97,29 +100,86 @@ def _canonical_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _records(names: Sequence[str], columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    return [
-        dict(zip(names, row, strict=True))
-        for row in zip(*(columns[name] for name in names), strict=True)
-    ]
+def _short_hashes(texts: list[str], prefix: str = "") -> list[str]:
+    sha256, end = hashlib.sha256, ID_HEX_DIGITS
+    different = set(texts)
+    if len(different) < len(texts) // 2:
+        known = {text: prefix + _short_sha256(text) for text in different}
+        return [known[text] for text in texts]
+    return [prefix + sha256(text.encode()).hexdigest()[:end] for text in texts]
 
 
-def _canonical_column(column: "pa.ChunkedArray") -> list[Any]:
-    """Return the column's values as JSON can hold them: lists become their digest."""
-    if not hasattr(column.type, "value_type"):
-        values: list[Any] = column.to_pylist()
-        return values
-    return [digest for chunk in column.chunks for digest in _list_digests(chunk)]
+def _joined(opening: str, columns: Sequence[Column], rows: "pa.Table", closing: str) -> list[str]:
+    """Return the JSON of `columns` between `opening` and `closing`, row by row.
+
+    The first column must have a value in every row: it is the one without a comma before it.
+    """
+    assert not columns[0].nullable, columns[0]
+    parts: list[Iterable[str]] = []
+    fixed = opening
+    for number, column in enumerate(columns):
+        key = f"{',' if number else ''}{_text_json(column.name)}:"
+        pieces = _pieces(key, column, rows.column(column.name))
+        if isinstance(pieces, str):
+            fixed += pieces
+        else:
+            parts += [repeat(fixed), pieces]
+            fixed = ""
+    parts.append(repeat(fixed + closing, len(rows)))
+    return list(map("".join, zip(*parts, strict=False)))
 
 
-def _list_digests(lists: "pa.ListArray") -> list[list[Any] | None]:
+def _pieces(key: str, column: Column, values: "pa.ChunkedArray") -> list[str] | str:
+    """Return key and JSON of every value, nothing for a NULL; one text when all are the same."""
+    whole = values.combine_chunks()
+    if column.is_list:
+        return [key + digest if digest else "" for digest in _list_digests(whole)]
+    to_json = _TO_JSON[column.type]
+    is_long = column.type == TEXT and whole.nbytes > _LONG_TEXT_BYTES * len(whole)
+    if is_long or len(whole) <= _FEW_ROWS:  # looking for equal values would cost more
+        return ["" if v is None else key + to_json(v) for v in whole.to_pylist()]
+    different, numbers = _dictionary(whole)
+    pieces = ["" if value is None else key + to_json(value) for value in different]
+    return pieces[0] if len(pieces) == 1 else [pieces[number] for number in numbers]
+
+
+def _dictionary(values: "pa.Array") -> tuple[list[Any], list[int]]:
+    """Return the different values, and for each value its number among them."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not pa.types.is_floating(values.type):
+        coded = values.dictionary_encode(null_encoding="encode")
+        return coded.dictionary.to_pylist(), coded.indices.to_numpy().tolist()
+    # By their bits: 0.0 and -0.0 are equal, but two facts. NULL is NaN, which no row may hold.
+    bits = values.to_numpy(zero_copy_only=False).view(np.int64)
+    different, numbers = np.unique(bits, return_inverse=True)
+    floats = different.view(np.float64).tolist()
+    return [None if value != value else value for value in floats], numbers.tolist()
+
+
+def _list_digests(lists: "pa.ListArray") -> list[str]:
+    """Return [type, length, sha256 of the little-endian bytes] as JSON; nothing for NULL."""
     kind = str(lists.type.value_type)
     flat = lists.values.to_numpy(zero_copy_only=False)
-    data = memoryview(flat.astype(flat.dtype.newbyteorder("<"), copy=False))
-    offsets = lists.offsets.to_pylist()
+    data = flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes()
+    width = flat.dtype.itemsize
+    sha256, offsets = hashlib.sha256, lists.offsets.to_numpy().tolist()
     return [
-        [kind, stop - start, hashlib.sha256(data[start:stop]).hexdigest()] if valid else None
+        f'["{kind}",{stop - start},"{sha256(data[start * width : stop * width]).hexdigest()}"]'
+        if valid
+        else ""
         for start, stop, valid in zip(
             offsets[:-1], offsets[1:], lists.is_valid().to_pylist(), strict=True
         )
     ]
+
+
+_text_json = json.encoder.encode_basestring_ascii
+_TO_JSON: dict[str, Callable[[Any], str]] = {
+    TEXT: _text_json,
+    INT: int.__repr__,
+    LONG: int.__repr__,
+    REAL: float.__repr__,
+    TRUTH: lambda value: "true" if value else "false",
+}

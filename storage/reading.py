@@ -1,6 +1,7 @@
 """Rows of one table, read straight from its segments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,49 +15,66 @@ from storage.schemas import Table
 from storage.state import LiveSegment
 
 
+@dataclass(frozen=True)
+class Filters:
+    """Which rows are wanted; None leaves a filter out."""
+
+    run_id: str | None = None
+    iteration: int | None = None
+    event_ids: frozenset[str] | None = None
+
+
 def read_rows(
     files: Files,
     live: Sequence[LiveSegment],
     table: Table,
-    *,
-    run_id: str | None,
-    iteration: int | None,
-    event_ids: set[str] | None,
+    filters: Filters,
     as_of: int,
+    check: Callable[[Sequence[LiveSegment]], None],
 ) -> list[dict[str, Any]]:
-    """Return the rows of `live`, oldest commit first, that fit every filter that is not None.
+    """Return the rows of `live`, oldest commit first, that fit every filter.
 
-    `iteration` must be None for a table without that column.
+    Args:
+        files: the store.
+        live: all segments of the table.
+        table: to read; without a column `iteration` it cannot be filtered by it.
+        filters: which rows.
+        as_of: only rows that were committed up to then.
+        check: raises when a segment that events are looked up in is damaged.
     """
-    if iteration is not None and "iteration" not in table.arrow_schema.names:
+    if filters.iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
     held = sorted(
-        (s for s in live if s.first_commit <= as_of and _may_hold(s, run_id, iteration)),
+        (s for s in live if s.first_commit <= as_of and _may_hold(s, filters)),
         key=lambda s: s.first_commit,
     )
-    found = []
-    for segment in held:
-        rows = segments.read_positioned(files, segment)
-        if segment.last_commit > as_of:
-            rows = rows.filter(pc.field("_commit") <= as_of)
-        if run_id is not None:
-            rows = rows.filter(pc.field("run_id") == run_id)
-        if iteration is not None:
-            rows = rows.filter(pc.field("iteration") == iteration)
-        if event_ids is not None:
-            rows = rows.filter(pc.field("event_id").isin(pa.array(event_ids, pa.string())))
-        found.append(rows)
+    if filters.event_ids is None:
+        parts = (segments.read_positioned(files, segment) for segment in held)
+    else:
+        check(held)
+        ids = filters.event_ids
+        parts = (segments.read_events(files, segment, ids) for segment in held)
+    found = [_filtered(part, filters, as_of) for part in parts]
     if not found:
         return []
     together = pa.concat_tables(found)
     if any(a.last_commit > b.first_commit for a, b in pairwise(held)):
         together = together.sort_by([(name, "ascending") for name in segments.POSITIONS])
-    rows_of_all: list[dict[str, Any]] = together.drop_columns(list(segments.POSITIONS)).to_pylist()
-    return rows_of_all
+    rows: list[dict[str, Any]] = together.drop_columns(list(segments.POSITIONS)).to_pylist()
+    return rows
 
 
-def _may_hold(segment: LiveSegment, run_id: str | None, iteration: int | None) -> bool:
-    if run_id is not None and segment.run_id != run_id:
+def _filtered(rows: pa.Table, filters: Filters, as_of: int) -> pa.Table:
+    rows = rows.filter(pc.field("_commit") <= as_of)
+    if filters.run_id is not None:
+        rows = rows.filter(pc.field("run_id") == filters.run_id)
+    if filters.iteration is not None:
+        rows = rows.filter(pc.field("iteration") == filters.iteration)
+    return rows
+
+
+def _may_hold(segment: LiveSegment, filters: Filters) -> bool:
+    if filters.run_id is not None and segment.run_id != filters.run_id:
         return False
-    low, high = segment.min_iteration, segment.max_iteration
+    iteration, low, high = filters.iteration, segment.min_iteration, segment.max_iteration
     return iteration is None or low is None or high is None or low <= iteration <= high

@@ -14,6 +14,7 @@ A `derived` row is a function of committed rows: the same place with another con
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # loaded only when a segment is read or written: a query by SQL needs none of it
@@ -58,7 +59,7 @@ class Column:
         """Whether a value is a list of numbers."""
         return self.type in (INTS, FLOATS)
 
-    @property
+    @cached_property
     def arrow_field(self) -> "pa.Field":
         """The column as Arrow and Parquet know it."""
         import pyarrow as pa
@@ -88,24 +89,24 @@ class Table:
     version: int = 1
     rows_per_group: int = 16_384
 
-    @property
+    @cached_property
     def place_columns(self) -> tuple[str, ...]:
         """Names of the columns that make up the place, in order."""
         return tuple(c.name for c in self.columns if c.place)
 
-    @property
+    @cached_property
     def content_columns(self) -> tuple[str, ...]:
         """Names of the columns that are facts about the place."""
         return tuple(c.name for c in self.columns if not c.place and not c.timing)
 
-    @property
+    @cached_property
     def arrow_schema(self) -> "pa.Schema":
         """The explicit schema every segment of this table is written with."""
         import pyarrow as pa
 
         return pa.schema([c.arrow_field for c in self.all_columns])
 
-    @property
+    @cached_property
     def all_columns(self) -> tuple[Column, ...]:
         """The common columns followed by the table's own."""
         return COMMON + self.columns
@@ -201,6 +202,7 @@ ROLLOUTS = Table(
         Column("batch_key", TEXT, "Sampler batch it was generated in."),
         Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
     ),
+    rows_per_group=1_024,
 )
 
 ROLLOUT_TOKENS = Table(
@@ -223,7 +225,7 @@ ROLLOUT_TOKENS = Table(
         ),
         Column("logprobs_reason", TEXT, "Why `sampler_logprobs` is NULL.", nullable=True),
     ),
-    rows_per_group=512,
+    rows_per_group=256,
 )
 
 SCORES = Table(

@@ -3,8 +3,9 @@
 Invariant: what a reader is told `as of N` never changes, whatever is appended later.
 """
 
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from storage.files import Files
 from storage.identity import find_table
 from storage.integrity import damage, read_checked
 from storage.log import Log
-from storage.state import State
+from storage.state import LiveSegment, State
 
 if TYPE_CHECKING:
     import duckdb
@@ -90,16 +91,22 @@ class Store:
         params: Mapping[str, Any] | None = None,
         as_of: int | None = None,
         allow_damaged: bool = False,
+        check_hashes: bool = True,
     ) -> "duckdb.DuckDBPyRelation":
         """Answer a query over the tables and views, and hold the answer in memory.
 
         `select count(*) from rollouts` reads as of `as_of`, `from rollouts(17)` as of commit 17.
+        Segments that are missing or cut are always noticed, a flipped bit only by its hash: without
+        it another number may be read. The first question of a process pays for the hashes of the
+        tables it reads, a second or two a gigabyte.
 
         Args:
             query: one SQL statement, with `$name` for parameters.
             params: values of the parameters.
             as_of: commit number; None is the newest.
             allow_damaged: leave out the segments that `damaged` names, and check no hashes.
+            check_hashes: compare each segment the query may read with its hash, once a process;
+                False is for what a person looks at and nothing is built on.
 
         Returns:
             a relation: `.pl()` for Polars, `.fetchall()` for tuples, `.columns` for names.
@@ -109,7 +116,9 @@ class Store:
             DamagedError: a segment the query may read is missing or was changed.
         """
         number = self.number(as_of)
-        return self.answered(lambda state: self._query(state, query, params, number, allow_damaged))
+        return self.answered(
+            lambda state: self._query(state, query, params, number, allow_damaged, check_hashes)
+        )
 
     def read(
         self,
@@ -119,6 +128,7 @@ class Store:
         iteration: int | None = None,
         event_ids: Iterable[str] | None = None,
         as_of: int | None = None,
+        check_hashes: bool = True,
     ) -> list[dict[str, Any]]:
         """Return the rows of a table in the order they were committed.
 
@@ -126,25 +136,32 @@ class Store:
             table: its name.
             run_id: only rows of this run.
             iteration: only rows of this iteration.
-            event_ids: only these events.
+            event_ids: only these events; of each segment just the row groups that hold some.
             as_of: commit number; None is the newest.
+            check_hashes: with `event_ids`, compare each segment that may hold some with its hash
+                first, once a process. Without `event_ids`, hashes are always checked.
 
         Raises:
             DamagedError: a segment that may hold such rows is missing or was changed.
         """
-        from storage.reading import read_rows
+        from storage.reading import Filters, read_rows
 
         number = self.number(as_of)
+        ids = None if event_ids is None else frozenset(event_ids)
+
+        def check(live: Sequence[LiveSegment]) -> None:
+            self._raise_damage(self._damage_of(live))
+            if check_hashes:
+                self.check_hashes(live)
 
         def read(state: State) -> list[dict[str, Any]]:
             return read_rows(
                 self.files,
                 [s for s in state.segments.values() if s.table == table],
                 find_table(table),
-                run_id=run_id,
-                iteration=iteration,
-                event_ids=None if event_ids is None else set(event_ids),
-                as_of=number,
+                Filters(run_id, iteration, ids),
+                number,
+                check,
             )
 
         return self.answered(read)
@@ -156,6 +173,7 @@ class Store:
         run_id: str | None = None,
         iteration: int | None = None,
         as_of: int | None = None,
+        check_hashes: bool = True,
     ) -> list[dict[str, Any]]:
         """Return the rows of a view, in the view's order.
 
@@ -164,16 +182,18 @@ class Store:
             run_id: only rows of this run.
             iteration: only rows of this iteration.
             as_of: commit number; None is the newest.
+            check_hashes: as for `sql`.
         """
-        from storage.views import VIEWS
+        from storage.views import ORDERS, VIEWS
 
         if name not in VIEWS:
             raise QueryError(f"expected one of the views {', '.join(VIEWS)}; came `{name}`")
         filters = {"run_id": run_id, "iteration": iteration}
         used = {column: value for column, value in filters.items() if value is not None}
         condition = " and ".join(f"{column} = ${column}" for column in used) or "true"
-        query = f"select * from {name} where {condition}"  # noqa: S608 - names from this package
-        relation = self.sql(query, used, as_of)
+        order = f"order by {ORDERS[name]}" if name in ORDERS else ""
+        query = f"select * from {name} where {condition} {order}"  # noqa: S608 - from this package
+        relation = self.sql(query, used, as_of, check_hashes=check_hashes)
         return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
 
     def number(self, as_of: int | None) -> int:
@@ -201,8 +221,11 @@ class Store:
 
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""
+        return self._damage_of(self.log.refresh().segments.values())
+
+    def _damage_of(self, live: Iterable[LiveSegment]) -> dict[str, str]:
         found = {}
-        for segment in self.log.refresh().segments.values():
+        for segment in live:
             if segment.path in self._whole:
                 continue
             if (wrong := damage(self.path, segment)) is None:
@@ -218,19 +241,29 @@ class Store:
         """
         if again:
             self._whole.clear()
-        if found := self.damaged():
+        self._raise_damage(self.damaged())
+
+    def _raise_damage(self, found: Mapping[str, str]) -> None:
+        if found:
             listed = "; ".join(f"`{self.path / path}` {wrong}" for path, wrong in found.items())
             raise DamagedError(
                 f"{len(found)} segments are damaged: {listed}. Restore them from a backup, or look "
                 "at the rest with `--allow-damaged`"
             )
 
-    def check_hashes(self, state: State, tables: Collection[str]) -> None:
-        """Compare the segments of `tables` with their committed hashes, once a process."""
-        for segment in state.segments.values():
-            if segment.table in tables and segment.path not in self._checked:
-                read_checked(self.files, segment)
-                self._checked.add(segment.path)
+    def check_hashes(self, live: Iterable[LiveSegment]) -> None:
+        """Compare segments with their committed hashes, once a process."""
+        new = [segment for segment in live if segment.path not in self._checked]
+        if not new:
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        def check(segment: LiveSegment) -> None:
+            read_checked(self.files, segment)
+            self._checked.add(segment.path)
+
+        with ThreadPoolExecutor(min(len(new), os.cpu_count() or 1)) as threads:
+            list(threads.map(check, new))
 
     def _query(
         self,
@@ -239,6 +272,7 @@ class Store:
         params: Mapping[str, Any] | None,
         number: int,
         allow_damaged: bool,
+        check_hashes: bool,
     ) -> "duckdb.DuckDBPyRelation":
         import duckdb
 
@@ -247,7 +281,8 @@ class Store:
         names = names_in(query)
         if not allow_damaged:
             self.check_whole()
-            self.check_hashes(state, names)
+            if check_hashes:
+                self.check_hashes(s for s in state.segments.values() if s.table in names)
         connection = self._connection(state, number, query, allow_damaged)
         try:
             relation = connection.sql(query, params=dict(params or {}))

@@ -3,12 +3,18 @@
 from typing import Any
 
 from storage.errors import QueryError
+from storage.identity import ID_HEX_DIGITS
 from storage.schemas import TABLES
 from storage.store import Store
 
 Rows = list[dict[str, Any]]
 
-_REFERENCES = ("rollout_id", "target_id", "parent_id", "score_id")
+_REFERENCES = {  # the prefixes of what a column may name; None: any
+    "rollout_id": ("ro",),
+    "target_id": None,
+    "parent_id": None,
+    "score_id": ("sc",),
+}
 _RUN_TABLES = ("run_overview", "runs", "training_history", "evaluations", "failures")
 _MAX_CANDIDATES = 5
 
@@ -44,8 +50,13 @@ class _Teller:
     def beginning(self, start: str) -> list[tuple[str, str]]:
         """Return (event or run, id) of what begins with `start`; an exact match stands alone."""
         table = next((t.name for t in TABLES.values() if t.prefix == start[:2]), "runs")
-        events = self._ask(table, f"starts_with(event_id, $id) limit {_MAX_CANDIDATES}", start)
-        runs = self._ask("run_overview", "starts_with(run_id, $id)", start)
+        if len(start) == len(TABLES[table].prefix) + ID_HEX_DIGITS and self._ask(
+            table, "event_id = $id", start, "event_id"
+        ):
+            return [("event", start)]  # found by a Bloom filter, without looking at every id
+        begins = f"starts_with(event_id, $id) limit {_MAX_CANDIDATES}"
+        events = self._ask(table, begins, start, "event_id")
+        runs = self._ask("runs", "starts_with(run_id, $id)", start, "distinct run_id")
         found = [("event", row["event_id"]) for row in events]
         found += [("run", row["run_id"]) for row in runs]
         exact = [pair for pair in found if pair[1] == start]
@@ -55,14 +66,21 @@ class _Teller:
         return {name: self._ask(name, "run_id = $id", run_id) for name in _RUN_TABLES}
 
     def of_event(self, event_id: str) -> dict[str, Rows]:
+        """Return the rows by table, asked column by column: an `or` would read every row."""
         rows = {}
         for name, table in TABLES.items():
-            naming = [c.name for c in table.columns if c.name in _REFERENCES]
-            condition = " or ".join(f"{column} = $id" for column in ("event_id", *naming))
-            rows[name] = self._ask(name, condition, event_id)
+            columns = ["event_id"] if event_id.startswith(table.prefix) else []
+            columns += [c.name for c in table.columns if _may_name(c.name, event_id)]
+            found = [row for c in columns for row in self._ask(name, f"{c} = $id", event_id)]
+            rows[name] = list({row["event_id"]: row for row in found}.values())
         return rows
 
-    def _ask(self, name: str, condition: str, value: str) -> Rows:
-        query = f"select * from {name} where {condition}"  # noqa: S608 - both come from this file
+    def _ask(self, name: str, condition: str, value: str, columns: str = "*") -> Rows:
+        query = f"select {columns} from {name} where {condition}"  # noqa: S608 - both come from this file
         relation = self._store.sql(query, {"id": value}, allow_damaged=self._allow_damaged)
         return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def _may_name(column: str, event_id: str) -> bool:
+    prefixes = _REFERENCES.get(column, ())
+    return prefixes is None or event_id.startswith(prefixes)

@@ -7,8 +7,10 @@ run. What the caller gets back are the committed rows, never the ones it passed 
 
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from storage.batch import Batch, Event, fresh_rows, make_batch
 from storage.commits import Commit, Draft, Head
 from storage.errors import DamagedError, RowError, SupersededError
 from storage.files import Files
-from storage.identity import event_id, find_table, is_storable_text
+from storage.identity import event_id, is_storable_text
 from storage.known import KnownEvents
 from storage.log import Log
 from storage.rows import Row
@@ -30,20 +32,32 @@ from storage.state import LiveSegment, State
 class Committed:
     """What is in the log after an append: the rows in the order given, and a commit that has all.
 
-    `rows` hold every column of their table, the common ones included.
+    `tables` and `rows` hold every column of their table, the common ones included. The rows are
+    made when they are first looked at, which takes longer than the append.
     """
 
     commit: int
     sha256: str
-    rows: dict[str, list[dict[str, Any]]]
+    tables: dict[str, pa.Table]
+
+    @cached_property
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows as dicts, by table."""
+        return {name: table.to_pylist() for name, table in self.tables.items()}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows of one table in an append, and which of them are new."""
+    """The rows of one table in an append, which of them are new, and these as they are stored.
+
+    `encoded` is their Parquet form, None when nothing is new. Another thread makes it: it takes as
+    long as identifying the rows of the next table, and needs the interpreter for none of it.
+    """
 
     batch: Batch
-    fresh: list[int]
+    fresh: Sequence[int]
+    written: pa.Table
+    encoded: Future[bytes] | None
 
 
 class StreamWriter:
@@ -95,23 +109,28 @@ class StreamWriter:
         """
         if closes_iteration is not None and closes_iteration < 0:
             raise RowError(f"closes_iteration: expected 0 or more, came {closes_iteration}")
-        batches = [make_batch(name, table_rows, self.run_id) for name, table_rows in rows.items()]
-        with self._lock:
+        now = datetime.now(UTC)
+        with self._lock, ThreadPoolExecutor(max(1, len(rows))) as encoders:
             state = self._load()
-            known = {i: e for batch in batches for i, e in self._known.find(state, batch).items()}
             closed = state.closed_iteration(self.run_id)
-            parts = [_Part(batch, fresh_rows(batch, known, closed)) for batch in batches]
+            known: dict[str, Event] = {}
+            parts = []
+            for name, table_rows in rows.items():
+                batch = make_batch(name, table_rows, self.run_id)
+                known |= (committed := self._known.find(state, batch))
+                fresh = fresh_rows(batch, committed, closed)
+                parts.append(_part(batch, fresh, self.epoch, now, encoders))
             if closes_iteration is not None and closes_iteration <= closed:
                 closes_iteration = None
             if closes_iteration is None and not any(part.fresh for part in parts):
                 self._log.make_durable(state.head)  # a sync of ours may have failed
-                return self._answer(self._newest(state, known), parts, known, {})
+                return self._answer(self._newest(state, known), parts, known)
             self._is_loaded = False  # until it is sure what became of the commit
-            commit, written = self._commit(
-                "append", parts, batch_key, self._check_epoch, closes_iteration
+            commit = self._commit(
+                "append", parts, batch_key, now, self._check_epoch, closes_iteration
             )
             self._remember(commit, parts)
-            return self._answer(Head(commit.number, commit.sha256), parts, known, written)
+            return self._answer(Head(commit.number, commit.sha256), parts, known)
 
     def _load(self) -> State:
         state = self._log.refresh()
@@ -126,16 +145,21 @@ class StreamWriter:
         kind: str,
         parts: Sequence[_Part],
         batch_key: str,
+        now: datetime,
         check: Callable[[State], None],
         closes_iteration: int | None = None,
-    ) -> tuple[Commit, dict[str, pa.Table]]:
-        """Write the new rows into segments, then the commit; return it and the rows by table."""
-        now = datetime.now(UTC)
-        written = {
-            p.batch.table.name: p.batch.complete(p.fresh, self.epoch, now) for p in parts if p.fresh
-        }
+    ) -> Commit:
+        """Write the new rows into segments, then the commit."""
 
         def make_draft(nonce: str) -> Draft:
+            name = (self.run_id, batch_key, nonce)
+            added = [
+                segments.write_encoded(
+                    self._files, p.batch.table, p.written, name, p.encoded.result()
+                )
+                for p in parts
+                if p.encoded is not None
+            ]
             return Draft(
                 nonce=nonce,
                 kind=kind,
@@ -144,43 +168,39 @@ class StreamWriter:
                 batch_key=batch_key,
                 recorded_at=now.isoformat(),
                 closes_iteration=closes_iteration,
-                added=tuple(
-                    segments.write(
-                        self._files, find_table(name), rows, (self.run_id, batch_key, nonce)
-                    )
-                    for name, rows in written.items()
-                ),
+                added=tuple(added),
             )
 
-        return self._log.commit(make_draft, check), written
+        return self._log.commit(make_draft, check)
 
     def _remember(self, commit: Commit, parts: Sequence[_Part]) -> None:
+        closes = commit.draft.closes_iteration
         for part in parts:
-            self._known.add(part.batch.events(part.fresh, commit.number))
-        if commit.draft.closes_iteration is not None:
-            self._known.close(commit.draft.closes_iteration)
+            if closes is None or not part.batch.ends_by(closes):
+                self._known.add(part.batch, part.fresh, commit.number)
+        if closes is not None:
+            self._known.close(closes)
         self._is_loaded = True
 
-    def _answer(
-        self,
-        head: Head,
-        parts: Sequence[_Part],
-        known: Mapping[str, Event],
-        written: Mapping[str, pa.Table],
-    ) -> Committed:
+    def _answer(self, head: Head, parts: Sequence[_Part], known: Mapping[str, Event]) -> Committed:
         """Gather the committed rows of every part in the order they were given."""
-        state = self._log.refresh()
-        rows = {}
+        tables = {}
         for part in parts:
-            table, wanted = part.batch.table, set(part.batch.ids)
-            stored = written[table.name].to_pylist() if table.name in written else []
-            commits = {known[i].commit for i in wanted if i in known}
-            for segment in self._holding(state, table.name, commits):
+            name, ids = part.batch.table.name, part.batch.ids
+            if len(part.fresh) == len(ids):
+                tables[name] = part.written
+                continue
+            commits = {known[i].commit for i in ids if i in known}
+            stored = [part.written]
+            for segment in self._holding(self._log.refresh(), name, commits):
                 found = segments.read(self._files, segment)
-                stored += found.filter(pc.field("event_id").isin(list(wanted))).to_pylist()
-            by_id = {row["event_id"]: row for row in stored}
-            rows[table.name] = [by_id[event_id] for event_id in part.batch.ids]
-        return Committed(head.number, head.sha256, rows)
+                stored.append(
+                    found.filter(pc.field("event_id").isin(pa.array(set(ids), pa.string())))
+                )
+            rows = pa.concat_tables(stored)
+            numbers = {i: n for n, i in enumerate(rows.column("event_id").to_pylist())}
+            tables[name] = rows.take(pa.array([numbers[i] for i in ids], pa.int64()))
+        return Committed(head.number, head.sha256, tables)
 
     def _holding(self, state: State, table: str, commits: Set[int]) -> list[LiveSegment]:
         """Return the stream's segments of `table` that hold rows of `commits`."""
@@ -211,6 +231,14 @@ class StreamWriter:
             )
 
 
+def _part(
+    batch: Batch, fresh: Sequence[int], epoch: int, now: datetime, encoders: ThreadPoolExecutor
+) -> _Part:
+    written = batch.complete(fresh, epoch, now)
+    encoded = encoders.submit(segments.encode, batch.table, written) if fresh else None
+    return _Part(batch, fresh, written, encoded)
+
+
 def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWriter:
     """Start the next epoch of a stream and return its writer; earlier writers are superseded.
 
@@ -228,14 +256,16 @@ def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWrite
         epoch = log.refresh().epoch(run_id) + 1
         writer = StreamWriter(files, log, run_id, epoch)
         row = {**opened, "run_epoch": epoch, "what": "opened"}
-        part = _Part(make_batch("runs", [row], run_id), [0])
+        now = datetime.now(UTC)
 
         def is_next(state: State, epoch: int = epoch) -> None:
             if state.epoch(run_id) != epoch - 1:
                 raise SupersededError(f"epoch {epoch} of run `{run_id}` was taken")
 
         try:
-            writer._commit("open", [part], f"open-{epoch}", is_next)
+            with ThreadPoolExecutor(1) as encoders:
+                part = _part(make_batch("runs", [row], run_id), [0], epoch, now, encoders)
+                writer._commit("open", [part], f"open-{epoch}", now, is_next)
         except SupersededError:
             continue
         return writer

@@ -3,29 +3,31 @@
 --        Several streams may have scored the same target.
 -- Parameters: $as_of, a commit number.
 -- Columns: those of `scores`, with `score_id` for its event id.
-with counted as (
-    select arg_min(scored.event_id, (-scored.attempt, scored._commit, scored._row)) as score_id
+-- Order: none. Other questions read it, and sorting all scores takes as long as the rest of them.
+with ranked as (  -- one integer for (-attempt, _commit, _row): three times as quick as comparing rows
+    select
+        *,
+        (2147483647 - scored.attempt)::hugeint * 18446744073709551616
+        + scored._commit * 4294967296 + scored._row as rank
     from scores($as_of) as scored
-    group by scored.target_id, scored.scorer, scored.scorer_version
 )
 select
-    scored.event_id as score_id,
-    scored.run_id,
-    scored.iteration,
-    scored.target_id,
-    scored.target_kind,
-    scored.kind,
-    scored.scorer,
-    scored.scorer_version,
-    scored.attempt,
-    scored.value,
-    scored.status,
-    scored.components_json,
-    scored.feedback,
-    scored.elapsed_ms,
-    scored.recorded_at,
-    scored._commit,
-    scored._row
-from scores($as_of) as scored
-join counted on counted.score_id = scored.event_id
-order by scored._commit, scored._row
+    arg_min(ranked.event_id, ranked.rank) as score_id,
+    arg_min(ranked.run_id, ranked.rank) as run_id,
+    arg_min(ranked.iteration, ranked.rank) as iteration,
+    ranked.target_id,
+    arg_min(ranked.target_kind, ranked.rank) as target_kind,
+    arg_min(ranked.kind, ranked.rank) as kind,
+    ranked.scorer,
+    ranked.scorer_version,
+    arg_min(ranked.attempt, ranked.rank) as attempt,
+    arg_min_null(ranked.value, ranked.rank) as value,
+    arg_min(ranked.status, ranked.rank) as status,
+    arg_min(ranked.components_json, ranked.rank) as components_json,
+    arg_min(ranked.feedback, ranked.rank) as feedback,
+    arg_min(ranked.elapsed_ms, ranked.rank) as elapsed_ms,
+    arg_min(ranked.recorded_at, ranked.rank) as recorded_at,
+    arg_min(ranked._commit, ranked.rank) as _commit,
+    arg_min(ranked._row, ranked.rank) as _row
+from ranked
+group by ranked.target_id, ranked.scorer, ranked.scorer_version

@@ -39,7 +39,7 @@ def answers(store: storage.Store, up_to: int) -> dict[Any, Any]:
             query = f"select * from {table}({number}) order by _commit, _row"
             found[table, number, "sql"] = store.sql(query).fetchall()
         for view in ("latest_scores", "training_history", "replay_audit", "run_overview"):
-            found[view, number] = store.sql(f"select * from {view}({number})").fetchall()
+            found[view, number] = store.view(view, as_of=number)
     return found
 
 

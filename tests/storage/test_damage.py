@@ -56,6 +56,7 @@ def test_visible_damage_stops_every_reader(store: storage.Store, damaged_path: P
         lambda: fresh.sql("select 1"),
         lambda: fresh.view("prompt_history"),
         lambda: fresh.read("rollouts"),
+        lambda: fresh.read("rollouts", event_ids=["ro1"], check_hashes=False),
         lambda: fresh.open_stream("r1", OPENED).append({"rollouts": [rollout()]}, "b"),
         lambda: storage.console.run_query(fresh, "select 1"),
     ):
@@ -67,18 +68,26 @@ def test_visible_damage_stops_every_reader(store: storage.Store, damaged_path: P
     assert {finding.where for finding in storage.verify(fresh, deep=True)} == {where}
 
 
-def test_a_flipped_bit_stops_every_reader_of_the_table(store: storage.Store, damaged_path: Path):
+def test_a_flipped_bit_stops_every_reader_that_does_not_ask_otherwise(
+    store: storage.Store, damaged_path: Path
+):
     flip_bit(damaged_path)
     fresh = storage.open(store.path)
+    wanted = ["ro" + "0" * 32]
     for use in (
         lambda: fresh.sql("select count(*) from rollouts"),
         lambda: fresh.view("training_history"),
+        lambda: storage.console.run_query(fresh, "select count(*) from rollouts"),
         lambda: fresh.read("rollouts"),
+        lambda: fresh.read("rollouts", event_ids=wanted),
         lambda: fresh.open_stream("r1", OPENED).append({"rollouts": [rollout()]}, "b"),
     ):
         with pytest.raises(storage.DamagedError, match="was changed"):
             use()
     assert fresh.sql("select count(*) from prompts").fetchall() == [(1,)]
+    unchecked = fresh.sql("select count(*) from rollouts", check_hashes=False)
+    assert unchecked.fetchall() == [(20,)]
+    assert fresh.read("rollouts", event_ids=wanted, check_hashes=False) == []
     assert storage.verify(fresh) == []
     [finding] = storage.verify(fresh, deep=True)
     assert finding.where == str(damaged_path.relative_to(store.path))

@@ -1,14 +1,17 @@
 """Ids and content hashes: fixed for ever, and a function of the values alone."""
 
 import hashlib
+import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import storage
 from storage.identity import identify
 from storage.rows import to_arrow
 from storage.schemas import TABLES
-from tests.storage.rows import failure, prompt, rollout, tokens, update
+from tests.storage.rows import failure, prompt, rollout, score, tokens, update
 
 PLACE = {
     "run_id": "r1",
@@ -127,3 +130,46 @@ def test_rows_have_the_same_identity_alone_and_together():
     together = identify(table, to_arrow(table, rows))
     alone = [identify(table, to_arrow(table, [row])) for row in rows]
     assert list(zip(*together, strict=True)) == [(ids[0], hashes[0]) for ids, hashes in alone]
+
+
+def canonical(table: str, row: dict) -> tuple[str, str]:
+    """Id and content hash of a row without lists, by the definition: JSON of the whole row."""
+    columns = [c for c in TABLES[table].columns if c.name in row]
+    place = {c.name: row[c.name] for c in columns if c.place}
+    facts = {
+        c.name: float(row[c.name]) if c.type == "float64" else row[c.name]
+        for c in columns
+        if not c.place and not c.timing and row[c.name] is not None
+    }
+    whole = [json.dumps(v, separators=(",", ":")) for v in ([table, place], facts)]
+    return TABLES[table].prefix + short(whole[0]), short(whole[1])
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1e22])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(TEXTS, FLOATS, st.none() | FLOATS, st.booleans()), min_size=1, max_size=5),
+    st.sampled_from([1, 40]),  # few rows, and more than are looked at one by one
+)
+def test_identity_is_that_of_the_json_of_each_row(facts: list[tuple], copies: int):
+    rows = [
+        update(run_id=text, loss=loss, is_skipped=skipped, algorithm=text * 30, step=n)
+        for n, (text, loss, _, skipped) in enumerate(facts * copies)
+    ]
+    scores = [
+        score(text, value, run_id="r1", feedback=text) for text, _, value, _ in facts * copies
+    ]
+    for name, of_table in (("updates", rows), ("scores", scores)):
+        table = TABLES[name]
+        ids, hashes = identify(table, to_arrow(table, of_table))
+        assert list(zip(ids, hashes, strict=True)) == [canonical(name, row) for row in of_table]
+
+
+def test_the_first_place_and_the_first_fact_are_never_null():
+    for table in TABLES.values():  # the one column of its JSON without a comma before it
+        for names in (table.place_columns, table.content_columns):
+            [first] = [c for c in table.columns if c.name == names[0]]
+            assert not first.nullable

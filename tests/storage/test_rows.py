@@ -33,6 +33,8 @@ from tests.storage.rows import prompt, rollout, score, tokens, update
         ("updates", update(is_skipped=0), "expected bool, came 0"),
         ("updates", update(loss=2**53 + 1), "updates.loss"),
         ("rollout_tokens", tokens("ro1", completion_ids=[1.5]), "came lists of double"),
+        ("rollout_tokens", tokens("ro1", completion_ids=[7, True]), "completion_ids"),
+        ("rollout_tokens", tokens("ro1", completion_ids=[True]), "came lists of bool"),
         ("rollout_tokens", tokens("ro1", completion_ids=[1, None]), "came one with None in it"),
         ("rollout_tokens", tokens("ro1", completion_ids=[2**31]), "completion_ids"),
         ("rollout_tokens", tokens("ro1", completion_ids=["a"]), "completion_ids"),

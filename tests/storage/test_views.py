@@ -8,7 +8,7 @@ import pytest
 
 import storage
 from storage.schemas import TABLES
-from storage.views import VIEWS, ask_names, ask_sql, names_in, view_sql
+from storage.views import ORDERS, VIEWS, ask_names, ask_sql, names_in, view_sql
 from tests.storage.rows import OPENED, learned, pin, planned, rollout, score, update
 
 ROUNDING = 1e-12
@@ -113,21 +113,25 @@ def test_the_column_as_of_is_not_the_argument(store: storage.Store, writer: stor
 
 
 def test_what_was_answered_as_of_a_commit_is_answered_for_ever(store: storage.Store):
-    names = (*VIEWS, "rollouts", "scores")
     answers: dict[int, Any] = {}
+    orders = dict.fromkeys((*VIEWS, "rollouts", "scores"), "") | {
+        name: f" order by {columns}" for name, columns in ORDERS.items()
+    }
+    questions = [f"from {name}{{}}{order}" for name, order in orders.items()]
     for run_id in ("r1", "r2"):
         writer = store.open_stream(run_id, OPENED)
         ids = append_attempts(writer, {"p1": [1.0, 0.0], "p2": [None, 0.5]})
         plan = [planned(rollout_id, position) for position, rollout_id in enumerate(ids)]
         writer.append({"views_pinned": [pin()], "replays": plan}, "batch")
-        answers[store.head().number] = [store.sql(f"from {name}").fetchall() for name in names]
+        answers[store.head().number] = [store.sql(q.format("")).fetchall() for q in questions]
         newer = score(ids[0], 0.0, scorer_version="2")
         writer.append({"updates": [update()], "scores": [newer]}, "step")
-        answers[store.head().number] = [store.sql(f"from {name}").fetchall() for name in names]
+        answers[store.head().number] = [store.sql(q.format("")).fetchall() for q in questions]
     again = storage.open(store.path)
     for number, expected in answers.items():
-        assert [again.sql(f"from {name}", as_of=number).fetchall() for name in names] == expected
-        assert [store.sql(f"from {name}({number})").fetchall() for name in names] == expected
+        plain = [again.sql(q.format(""), as_of=number).fetchall() for q in questions]
+        called = [store.sql(q.format(f"({number})")).fetchall() for q in questions]
+        assert plain == called == expected
 
 
 def test_a_number_that_is_no_commit_is_refused(store: storage.Store, writer: storage.StreamWriter):
