@@ -1,7 +1,7 @@
 """One Parquet file: many rows of one table, written once.
 
 Invariant: a segment is written with the explicit schema of its table, and read only when its size
-and sha256 are those its commit names (people's questions: its size and footer).
+and sha256 are those its commit names (a reader may leave out the hash).
 
 `POSITIONS` say where a row was committed first: the number of the commit and the row in that
 commit's segment. They come from the log for plain segments and are columns of compacted ones.
