@@ -166,6 +166,7 @@ def run_child(script: str, arguments: Sequence[str], num_threads: int, timeout_s
         RuntimeError: the child failed; the message ends with the last lines it printed.
         subprocess.TimeoutExpired: the child took longer than `timeout_s`, and was ended.
     """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # ends the child as well
     with tempfile.TemporaryDirectory(prefix="rrl-benchmark-") as folder:
         out, log = Path(folder, "out.json"), Path(folder, "log.txt")
         command = [sys.executable, script, *arguments, "--out", str(out), "--folder", folder]
