@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage import bloom
+from storage.identity import is_storable_text
 
 _ID = "event_id"
 _NUM_FOOTERS = 128  # kept in memory: reading one takes as long as looking up in its segment
@@ -21,7 +22,7 @@ _NUM_FOOTERS = 128  # kept in memory: reading one takes as long as looking up in
 
 def read_events(path: Path, event_ids: Collection[str]) -> pa.Table:
     """Return the rows of a segment that have one of these ids, in their order."""
-    wanted = sorted({i for i in event_ids if len(i) == bloom.ID_LENGTH and i.isascii()})
+    wanted = sorted({i for i in event_ids if is_storable_text(i)})
     values = pa.array(wanted, pa.string())
     with pq.ParquetFile(path, metadata=_footer(path)) as file:
         groups = _possible_groups(path, file.metadata, wanted) if wanted else []
