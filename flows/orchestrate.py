@@ -48,20 +48,28 @@ def run_loop(loop: Loop, run_id: str, orchestrator: Orchestrator, store_path: Pa
         return
     _prepare_prefect(store_path)
     _start_prefect_server()
-    from prefect import flow, task
+    from prefect import State, flow, task
     from prefect.cache_policies import NO_CACHE
+    from prefect.states import Cancelled
 
     def as_task(function: StepFunction) -> StepFunction:
         named = task(name=function.__name__, cache_policy=NO_CACHE, task_run_name=_task_run_name)
         return named(function)
 
     @flow(name="rrl-train", flow_run_name=run_id)
-    def train(run_id: str) -> None:
+    def train(run_id: str) -> State | None:
         with _stop_on_signal(run_id):  # inside the flow: Prefect sets a handler of its own
-            loop(run_id, _make_steps(as_task))
+            try:
+                loop(run_id, _make_steps(as_task))
+            except StopRequested:  # no failure, so nothing for Prefect to show a traceback of
+                return Cancelled(message=f"stopped by the user: rrl train --resume {run_id}")
         _publish_rewards(run_id)
+        return None
 
-    train(run_id)
+    ended = train(run_id, return_state=True)
+    if ended.is_cancelled():
+        raise StopRequested(run_id)
+    ended.result()  # raises what the flow raised
 
 
 def _make_steps(wrap: Callable[[StepFunction], StepFunction]) -> Steps:
