@@ -29,11 +29,12 @@ demo: setup
 	$(BIN)/rrl model fetch smollm2-135m
 	$(BIN)/rrl train configs/demo.toml --store $(STORE)
 
+# One thread: as quick with tiny models, and two of them wait for each other beside any other program.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-slow: setup
-	$(BIN)/python -m pytest -m 'slow or vllm' --timeout 900
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or vllm' --timeout 900
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -47,7 +48,7 @@ bench: setup
 	$(BIN)/python benchmarks/log.py
 
 soak: setup
-	$(BIN)/python -m pytest -m soak --timeout 7200 -s
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 7200 -s
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
