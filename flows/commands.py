@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +57,7 @@ def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
         else:
             ended = train_run(store, config, run_id, request.orchestrator, progress)
     if ended == "interrupted":
-        resume = f"rrl train --resume {run_id} --store {store_path}"
+        resume = shlex.join(["rrl", "train", "--resume", run_id, "--store", str(store_path)])
         print_result(
             json.dumps({"run_id": run_id, "ended": ended, "resume": resume})
             if as_json

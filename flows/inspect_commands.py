@@ -1,7 +1,9 @@
 """What the commands do that look at a store or at this machine, without a model library."""
 
 import json
+import shlex
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,10 @@ def runs(store_path: Path, as_json: bool) -> None:
         alive = storage.is_run_held(store, row["run_id"])
         state = "alive" if alive else ("dead" if row["state"] == "open" else row["state"])
         can_resume = not alive and state != "finished"
-        resume = f"rrl train --resume {row['run_id']} --store {store_path}" if can_resume else ""
+        command = shlex.join(
+            ["rrl", "train", "--resume", row["run_id"], "--store", str(store_path)]
+        )
+        resume = command if can_resume else ""
         rows.append({**row, "state": state, "resume": resume})
     if as_json:
         print_result(json.dumps(rows, default=_plain))
@@ -97,20 +102,25 @@ def verify(deep: bool, anchor: str | None, store_path: Path, as_json: bool) -> N
     """Check the store; exit 3 when something is damaged."""
     store = storage.open(store_path)
     findings = storage.verify(store, deep=deep, anchor=anchor)
-    head = store.head()
+    try:
+        head = store.head()
+        shown, known = f"{head.number}:{head.sha256}", asdict(head)
+    except storage.StorageError:  # the findings say why
+        shown, known = "unknown", None
     if as_json:
         print_result(
             json.dumps(
                 {
-                    "head": {"number": head.number, "sha256": head.sha256},
+                    "head": known,
                     "findings": [vars(f) for f in findings],
                 }
             )
         )
     else:
         for finding in findings:
-            print_result(f"{finding.severity}: {finding.where}: {finding.message}")
-        print_result(f"{store.path}: head {head.number}:{head.sha256}, {len(findings)} findings")
+            text = f"{finding.severity}: {finding.where}: {finding.message}"
+            print_result(sql_console.printable(text))
+        print_result(f"{store.path}: head {shown}, {len(findings)} findings")
     if findings:
         sys.exit(EXIT_DAMAGED)
 

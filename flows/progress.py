@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from storage import Store
+from storage.answers import printable
 
 
 class Progress:
@@ -74,7 +75,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print one line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def iteration_done(self, store: Store, run_id: str, iteration: int, planned: int) -> None:
         """Show how an iteration ended: reward, evaluation, tokens a second, time left."""

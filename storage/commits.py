@@ -119,7 +119,7 @@ def decode_body(data: bytes, path: str) -> dict[str, Any]:
         body = json.loads(data)
         claimed = body.pop("sha256")
         version = body["format"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(
             f"`{path}`: expected a JSON object with `format` and `sha256`, came {len(data)} bytes "
             "that are none; restore the file from a backup"

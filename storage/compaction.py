@@ -23,6 +23,7 @@ from storage.errors import DamagedError, StorageError
 from storage.files import TEMPORARY_FOLDER
 from storage.identity import find_table
 from storage.state import LiveSegment, State
+from storage.verification import require_whole
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -82,6 +83,7 @@ def compact(
     """
     if min_segments < 2:
         raise StorageError(f"min_segments: expected 2 or more, came {min_segments}")
+    require_whole(store)
     for group in _groups(store.log.refresh(), run_id, min_segments, target_bytes):
         try:
             yield _merge(store, group)
@@ -103,6 +105,7 @@ def collect(store: "Store", *, grace_s: float = GRACE_S) -> Collected:
         grace_s: how old a file must be to be condemned, and its condemnation for it to be deleted.
             It spares readers and writers at work a second try; no answer depends on it.
     """
+    require_whole(store)  # what a wrong checkpoint left out would be taken for left over
     num_deleted, deleted_bytes = _delete_condemned(store, grace_s)
     while True:
         try:

@@ -20,6 +20,10 @@ def read_checked(files: Files, segment: Segment) -> bytes:
             f"segment `{where}` is missing; restore it from a backup, or look at the rest with "
             "`--allow-damaged`"
         ) from error
+    except OSError as error:
+        raise DamagedError(
+            f"segment `{where}` cannot be read ({error}); restore it from a backup"
+        ) from error
     found = hashlib.sha256(data).hexdigest()
     if found != segment.sha256:
         raise DamagedError(
@@ -39,6 +43,8 @@ def damage(root: Path, segment: Segment) -> str | None:
             footer = file.read()
     except FileNotFoundError:
         return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error}"
     if size != segment.size_bytes:
         return f"has {size} bytes, expected {segment.size_bytes}"
     return None if footer == MAGIC else "does not end as a Parquet file does"

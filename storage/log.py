@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from storage.commits import (
     FOLDER,
@@ -22,12 +23,14 @@ from storage.commits import (
     encode,
     seal,
 )
-from storage.errors import DamagedError, StorageError
+from storage.errors import DamagedError, QueryError, StorageError
 from storage.files import Files
 from storage.state import State, checkpoint_state, encode_checkpoint, fold
 
 CHECKPOINT_FOLDER = "_checkpoints"
 CHECKPOINT_EVERY = 100  # commits
+
+Answer = TypeVar("Answer")
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +69,26 @@ class Log:
             return decode(self._files.read(path), path)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedError(
+                f"`{self._files.root / path}` cannot be read ({error}); restore it from a backup"
+            ) from error
+
+    def answered(self, ask: Callable[[State], Answer]) -> Answer:
+        """Return what `ask` finds in the present state.
+
+        When it fails and segments were compacted meanwhile, it is asked again: the files it missed
+        may be deleted, and the same commits are in other files now.
+        """
+        state = self.refresh()
+        while True:
+            try:
+                return ask(state)
+            except (DamagedError, QueryError):
+                newer = self.refresh()
+                if state.segments.keys() <= newer.segments.keys():
+                    raise
+                state = newer
 
     def commit(self, make_draft: Callable[[str], Draft], check: Callable[[State], None]) -> Commit:
         """Write new segments and commit them.
@@ -142,7 +165,11 @@ class Log:
 
     def newest_number(self) -> int:
         """Return the highest commit number that has a file."""
-        return max(_numbers(self._files.names(FOLDER)), default=0)
+        return max(self.numbers(), default=0)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers that have a file, in order."""
+        return sorted(_numbers(self._files.names(FOLDER)))
 
     def checkpoints(self) -> list[int]:
         """Return the numbers that have a checkpoint, newest first."""

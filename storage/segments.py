@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from storage import lookup
 from storage.commits import Segment
+from storage.errors import DamagedError
 from storage.files import Files, slug
 from storage.integrity import read_checked
 from storage.schemas import TABLES, Table
@@ -147,7 +148,13 @@ def read_events(files: Files, segment: LiveSegment, event_ids: Collection[str]) 
     Little is read. `_row` counts the rows that were found in a plain segment.
     """
     table = TABLES[segment.table]
-    rows = lookup.read_events(files.root / segment.path, event_ids)
+    path = files.root / segment.path
+    try:
+        rows = lookup.read_events(path, event_ids)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DamagedError(
+            f"segment `{path}` is missing or was changed ({error}); restore it from a backup"
+        ) from error
     if not segment.is_compacted:
         rows = _with_positions(segment, rows)
     if segment.schema_version < table.version:

@@ -4,6 +4,7 @@ Invariant: a state is a function of the commits up to its number and of nothing 
 is a state written down, and is believed only when its own hash and its place in the chain fit.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from storage.errors import DamagedError, NewerSchemaError
 from storage.schemas import FORMAT_VERSION, TABLES
 
 NO_COMMIT = Head(0, "")
+# Nothing else lies below `events/`, but a collector may have to name what was put there by hand.
+_SEGMENT_PATH = re.compile(r"events(/(?!\.\.?/)[^/]+)+(?<!/\.)(?<!/\.\.)")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class _Folding:
 
     def _add(self, segment: LiveSegment) -> None:
         _check_known(segment)
+        _check_path(segment.path)
         if segment.path in self._condemned or segment.path in self._segments:
             raise DamagedError(
                 f"`{segment.path}` was committed twice or after it was condemned; the log was "
@@ -123,6 +127,7 @@ class _Folding:
 
     def _condemn(self, commit: Commit) -> None:
         for path in commit.draft.removed:
+            _check_path(path)
             if path in self._segments:
                 raise DamagedError(f"commit {commit.number} condemns `{path}`, which is live")
             self._condemned[path] = commit.draft.recorded_at
@@ -187,6 +192,15 @@ def _next_stream(stream: Stream, commit: Commit) -> Stream:
         )
     closes = -1 if draft.closes_iteration is None else draft.closes_iteration
     return Stream(draft.epoch, max(closes, stream.closed_iteration))
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path that is not a segment's: what is condemned is deleted one day."""
+    if not _SEGMENT_PATH.fullmatch(path):
+        raise DamagedError(
+            f"expected the path of a segment in a commit, came {path!r}; the log was edited, run "
+            "`rrl verify`"
+        )
 
 
 def _check_known(segment: Segment) -> None:

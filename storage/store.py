@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from storage import commits
 from storage.artifacts import ArtifactStore
@@ -16,7 +16,7 @@ from storage.errors import DamagedError, QueryError, StoreNotFoundError
 from storage.files import Files
 from storage.identity import find_table
 from storage.integrity import damage, read_checked
-from storage.log import Log
+from storage.log import Answer, Log
 from storage.state import LiveSegment, State
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from storage.views import Views
     from storage.writer import StreamWriter
-
-Answer = TypeVar("Answer")
 
 
 def open_store(path: str | Path, create: bool = False) -> "Store":
@@ -204,20 +202,8 @@ class Store:
         return newest if as_of is None else as_of
 
     def answered(self, ask: Callable[[State], Answer]) -> Answer:
-        """Return what `ask` finds in the present state.
-
-        When it fails and segments were compacted meanwhile, it is asked again: the files it missed
-        may be deleted, and the same commits are in other files now.
-        """
-        state = self.log.refresh()
-        while True:
-            try:
-                return ask(state)
-            except (DamagedError, QueryError):
-                newer = self.log.refresh()
-                if state.segments.keys() <= newer.segments.keys():
-                    raise
-                state = newer
+        """Return what `ask` finds in the present state, see `Log.answered`."""
+        return self.log.answered(ask)
 
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with live segments, by path, as far as size and footer show it."""

@@ -45,8 +45,9 @@ def verify(store: Store, deep: bool = False, anchor: Head | str | None = None) -
             last commit cannot be noticed, as it breaks no chain.
     """
     commits: dict[int, Commit] = {}
+    checkpoints = store.log.checkpoints()  # listed first: what is written meanwhile is left out
     findings = list(_check_commits(store, commits))
-    findings += _check_checkpoints(store, commits)
+    findings += _check_checkpoints(store, commits, checkpoints)
     if anchor is not None:
         findings += _check_anchor(commits, anchor)
     live = _live_segments(commits)
@@ -56,7 +57,8 @@ def verify(store: Store, deep: bool = False, anchor: Head | str | None = None) -
             findings.append(Finding("error", segment.path, wrong))
     if deep:
         findings += _check_rows(store, live, {finding.where for finding in findings})
-    return findings
+    gone = _removed_since(store, max(commits, default=0))
+    return [finding for finding in findings if finding.where not in gone]
 
 
 def require_whole(store: Store) -> None:
@@ -76,15 +78,19 @@ def require_whole(store: Store) -> None:
 
 def _check_commits(store: Store, commits: dict[int, Commit]) -> Iterator[Finding]:
     """Fill `commits` with those that can be read, and report the others and breaks in the chain."""
-    for number in range(1, store.log.newest_number() + 1):
+    before_it = 0
+    for number in store.log.numbers():
         path = commit_path(number)
+        if number > before_it + 1:
+            yield _gap(before_it + 1, number - 1)
+        before_it = number
         try:
             commit = store.log.read(number)
         except StorageError as error:
             yield Finding("error", path, str(error))
             continue
         if commit is None:
-            yield Finding("error", path, "is missing although later commits exist")
+            yield _gap(number, number)
             continue
         commits[number] = commit
         before = commits.get(number - 1)
@@ -98,9 +104,28 @@ def _check_commits(store: Store, commits: dict[int, Commit]) -> Iterator[Finding
             yield Finding("error", FOLDER, str(error))
 
 
-def _check_checkpoints(store: Store, commits: dict[int, Commit]) -> Iterator[Finding]:
+def _gap(first: int, last: int) -> Finding:
+    what = "is missing" if first == last else f"and all up to commit {last} are missing"
+    return Finding("error", commit_path(first), f"{what} although later commits exist")
+
+
+def _removed_since(store: Store, number: int) -> set[str]:
+    """Return the segments that were compacted after commit `number`: their files may be gone."""
+    removed: set[str] = set()
+    try:
+        while (commit := store.log.read(number + 1)) is not None:
+            removed.update(commit.draft.removed)
+            number += 1
+    except StorageError:
+        pass  # written since the log was walked, and not what was asked about
+    return removed
+
+
+def _check_checkpoints(
+    store: Store, commits: dict[int, Commit], checkpoints: list[int]
+) -> Iterator[Finding]:
     state = State()
-    for number in reversed(store.log.checkpoints()):
+    for number in reversed(checkpoints):
         path = checkpoint_path(number)
         if number not in commits:
             yield Finding("error", path, f"was taken after commit {number}, which cannot be read")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -117,7 +117,8 @@ class StreamWriter:
             parts = []
             for name, table_rows in rows.items():
                 batch = make_batch(name, table_rows, self.run_id)
-                known |= (committed := self._known.find(state, batch))
+                committed = self._log.answered(partial(self._known.find, batch=batch))
+                known |= committed
                 fresh = fresh_rows(batch, committed, closed)
                 parts.append(_part(batch, fresh, self.epoch, now, encoders))
             if closes_iteration is not None and closes_iteration <= closed:
@@ -136,7 +137,7 @@ class StreamWriter:
         state = self._log.refresh()
         self._check_epoch(state)
         if not self._is_loaded:
-            self._known.load(state)
+            self._log.answered(self._known.load)
             self._is_loaded = True
         return state
 
@@ -184,23 +185,25 @@ class StreamWriter:
 
     def _answer(self, head: Head, parts: Sequence[_Part], known: Mapping[str, Event]) -> Committed:
         """Gather the committed rows of every part in the order they were given."""
-        tables = {}
-        for part in parts:
-            name, ids = part.batch.table.name, part.batch.ids
-            if len(part.fresh) == len(ids):
-                tables[name] = part.written
-                continue
-            commits = {known[i].commit for i in ids if i in known}
-            stored = [part.written]
-            for segment in self._holding(self._log.refresh(), name, commits):
-                found = segments.read(self._files, segment)
-                stored.append(
-                    found.filter(pc.field("event_id").isin(pa.array(set(ids), pa.string())))
-                )
-            rows = pa.concat_tables(stored)
-            numbers = {i: n for n, i in enumerate(rows.column("event_id").to_pylist())}
-            tables[name] = rows.take(pa.array([numbers[i] for i in ids], pa.int64()))
+        tables = {
+            part.batch.table.name: part.written
+            if len(part.fresh) == len(part.batch.ids)
+            else self._log.answered(partial(self._with_committed, part=part, known=known))
+            for part in parts
+        }
         return Committed(head.number, head.sha256, tables)
+
+    def _with_committed(self, state: State, part: _Part, known: Mapping[str, Event]) -> pa.Table:
+        """Return the rows of a part: those just written, and those committed before."""
+        name, ids = part.batch.table.name, part.batch.ids
+        commits = {known[i].commit for i in ids if i in known}
+        stored = [part.written]
+        for segment in self._holding(state, name, commits):
+            found = segments.read(self._files, segment)
+            stored.append(found.filter(pc.field("event_id").isin(pa.array(set(ids), pa.string()))))
+        rows = pa.concat_tables(stored)
+        numbers = {i: n for n, i in enumerate(rows.column("event_id").to_pylist())}
+        return rows.take(pa.array([numbers[i] for i in ids], pa.int64()))
 
     def _holding(self, state: State, table: str, commits: Set[int]) -> list[LiveSegment]:
         """Return the stream's segments of `table` that hold rows of `commits`."""

@@ -262,19 +262,101 @@ def test_a_log_that_was_replaced_under_a_writer_is_not_built_on(
     assert storage.open(store.path).head().number == 2
 
 
+READERS = {
+    "whole": lambda store, number: store.read("rollouts", as_of=number),
+    "by id": lambda store, number: store.read("rollouts", as_of=number, event_ids=ALL_IDS),
+    "sql": lambda store, number: (
+        store.sql("from rollouts order by _commit, _row", as_of=number)
+        .pl()
+        .drop("_commit", "_row")
+        .to_dicts()
+    ),
+}
+ALL_IDS = [
+    storage.event_id("rollouts", {**rollout(f"p{i}", k, i), "run_id": "r1"})
+    for i in range(NUM_APPENDS)
+    for k in range(3)
+]
+
+
+@pytest.mark.parametrize("how", READERS)
 def test_a_reader_that_loses_its_files_asks_again(
-    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch, how: str
 ):
     fill(writer)
-    before = answers(store, store.head().number)
     reader = storage.open(store.path)
     stale = reader.log.refresh()
+    before = READERS[how](reader, stale.head.number)
+    delete_compacted(store)
+    monkeypatch.setattr(reader.log, "refresh", Refreshed(reader.log.refresh, stale, times=2))
+    assert READERS[how](reader, stale.head.number) == before
+
+
+def delete_compacted(store: storage.Store) -> None:
     compact(store)
     for _ in range(2):
         storage.collect(store, grace_s=0)
-    monkeypatch.setattr(reader.log, "refresh", Refreshed(reader.log.refresh, stale, times=2))
-    number = stale.head.number
-    assert reader.read("rollouts", as_of=number) == before["rollouts", number]
+
+
+def test_a_writer_that_loses_its_files_looks_again(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """A batch of closed iterations comes again while their segments are compacted and deleted."""
+    fill(writer)
+    stale = store.log.refresh()
+    old = {"rollouts": [rollout("p0", 0, 0), rollout("p1", 0, 1)]}
+    committed = writer.append(old, "again").rows
+    delete_compacted(storage.open(store.path))
+    for times in (1, 2):  # in loading, in looking for the ids
+        with monkeypatch.context() as patched:
+            patched.setattr(store.log, "refresh", Refreshed(store.log.refresh, stale, times))
+            assert writer.append(old, "again").rows == committed
+
+
+def test_a_stalled_compactor_never_commits_what_was_condemned(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """M writes a merger and stalls; C condemns and deletes it; M goes on to take a number.
+
+    M sees that files were condemned since it began, and writes the merger again.
+    """
+    fill(writer)
+    other, collected = storage.open(store.path), []
+
+    def collect_twice(step: str, path: str) -> None:
+        if step == "linked" and path.startswith("events/") and not collected:
+            collected.append(path)
+            storage.collect(other, grace_s=0)
+            assert storage.collect(other, grace_s=0).num_deleted == 1
+
+    before = answers(store, store.head().number)
+    monkeypatch.setattr(store.files, "passed", collect_twice)
+    compact(store)
+    assert collected
+    assert collected[0] not in live_files(store)
+    assert answers(store, max(n for _, n, *_ in before)) == before
+    assert not storage.verify(store, deep=True)
+
+
+def test_verification_takes_no_work_of_others_for_damage(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """V walks the commits; others commit, take a checkpoint, compact and delete; V goes on."""
+    monkeypatch.setattr("storage.log.CHECKPOINT_EVERY", 1)
+    fill(writer)
+    verified = storage.open(store.path)
+    real, done = verified.log.numbers, []
+
+    def numbers() -> list[int]:
+        walked = real()
+        if not done:
+            done.append(walked)
+            delete_compacted(store)
+        return walked
+
+    monkeypatch.setattr(verified.log, "numbers", numbers)
+    assert storage.verify(verified, deep=True) == []
+    assert done
 
 
 def test_a_file_that_is_young_is_left_to_its_writer(

@@ -144,11 +144,13 @@ def test_eight_writers_a_compactor_and_readers(store: storage.Store, tmp_path: P
     crowd += [start(ask, store.path, name, folder, until) for name in ("reader-1", "reader-2")]
     for process in crowd:
         process.join(CROWD_S * 5)
+        assert process.exitcode == 0
     counted = check(store, folder, run_ids)
     print(f"\n{counted}, {len(told(folder, 'compactor'))} mergers, "
           f"{sum(told(folder, 'collector'))} files deleted, "
           f"{len(told(folder, 'reader-1')) + len(told(folder, 'reader-2'))} questions")  # fmt: skip
-    assert all(told(folder, name) for name in ("compactor", "collector", "reader-1", "reader-2"))
+    assert all(told(folder, name) for name in ("compactor", "reader-1", "reader-2"))
+    assert sum(told(folder, "collector")) > 0
 
 
 @pytest.mark.soak
@@ -175,6 +177,8 @@ def test_two_hundred_random_kills(store: storage.Store, tmp_path: Path):
         process.kill()
         process.join()
     counted = check(storage.open(store.path), folder, ["r1", "r2"])
+    assert told(folder, "compactor")
+    assert sum(told(folder, "collector")) > 0
     for number, ids in snapshots.items():
         assert ids_as_of(store, number) == ids
     print(f"\n{dict(kills)} kills; {counted}, {len(told(folder, 'compactor'))} mergers, "

@@ -181,7 +181,8 @@ def put_foreign_commit(folder: Path, source: random.Random) -> None:
     put(a_commit(folder, source), (foreign.path / commit_path(1)).read_bytes())
 
 
-SEGMENT, COMMIT, CHECKPOINT, LAST, ARTIFACT = "segment", "commit", "checkpoint", "last", "artifact"
+SEGMENT, COMMIT, CHECKPOINT, LAST = "segment", "commit", "checkpoint", "last"
+FORGED, ARTIFACT = "forged", "artifact"
 MUTATIONS: tuple[tuple[str, int, str, Mutation], ...] = (
     ("a flipped bit in a segment", 24, SEGMENT, in_segment(flip_bit)),
     ("a cut segment", 8, SEGMENT, in_segment(cut)),
@@ -204,7 +205,7 @@ MUTATIONS: tuple[tuple[str, int, str, Mutation], ...] = (
     ("a flipped bit in a checkpoint", 3, CHECKPOINT, in_checkpoint(flip_bit)),
     ("a cut checkpoint", 2, CHECKPOINT, in_checkpoint(cut)),
     ("an empty checkpoint", 1, CHECKPOINT, in_checkpoint(empty)),
-    ("a forged checkpoint", 1, "forged", forge_checkpoint),
+    ("a forged checkpoint", 1, FORGED, forge_checkpoint),
     ("a flipped bit in an artifact", 2, ARTIFACT, in_artifact(flip_bit)),
     ("a missing artifact", 2, ARTIFACT, in_artifact(remove)),
 )
@@ -227,8 +228,10 @@ def test_damage_is_reported_and_misleads_nobody(
     shutil.copytree(whole.path, folder)
     mutate(folder, random.Random(seed))
     assert storage.verify(storage.open(folder), deep=True, anchor=whole.head())
-    if kind == "forged":
-        return  # only a comparison with the whole log can tell it
+    if kind == FORGED:  # only a comparison with the whole log can tell: what builds on it makes it
+        for build in (train_on, compact, collect):
+            assert outcome(lambda build=build: build(folder)) is STOPPED
+        return
     as_of = whole.head().number - (mutate is remove_last_commit)
     found = answers(folder, as_of)
     for question, answer in expected(whole, as_of).items():
@@ -271,6 +274,14 @@ def expected(whole: storage.Store, as_of: int) -> dict[str, Any]:
         _expected[as_of] = answers(whole.path, as_of)
         assert STOPPED not in _expected[as_of].values()
     return _expected[as_of]
+
+
+def compact(folder: Path) -> None:
+    list(storage.compact(storage.open(folder), min_segments=2))
+
+
+def collect(folder: Path) -> None:
+    storage.collect(storage.open(folder), grace_s=0)
 
 
 def train_on(folder: Path) -> None:
