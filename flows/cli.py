@@ -250,12 +250,15 @@ def _exit_code(error: Exception) -> int | None:
 EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
-    **dict.fromkeys(("DiskFullError", "FetchError", "LearnerError", "SamplerError"), EXIT_FAILED),
+    **dict.fromkeys((
+            "DiskFullError", "FetchError", "LearnerError", "OptimizerStateError", "SamplerError",
+            "UnsupportedModelError",
+        ), EXIT_FAILED),
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "ModelNotFoundError", "NewerSchemaError", "QueryError", "RowError", "RunError",
-            "StorageError", "StoreNotFoundError", "TaskError",
+            "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError", "RowError",
+            "RunError", "StorageError", "StoreNotFoundError", "TaskError",
         ),
         EXIT_BAD_INPUT,
     ),

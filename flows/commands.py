@@ -38,6 +38,8 @@ class TrainRequest:
 
 def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
     """Start or resume a run; print its summary."""
+    if request.dry_run and request.resume is not None:
+        raise RunError("`--dry-run` plans a new run: leave out `--resume`, or `--dry-run`")
     if request.dry_run:
         _print_plan(_load(request), store_path, as_json)
         return

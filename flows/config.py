@@ -30,7 +30,7 @@ class RunSection(Section):
     """What the run is called, how long it is, and the root of its randomness."""
 
     name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]*$", description="Opens the run's id.")
-    seed: int = Field(0, ge=0, description="Root of every seed; forks inherit it.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Root of every seed; forks inherit it.")
     iterations: PositiveInt = Field(20, description="Iterations of generate, score, learn.")
 
 
@@ -79,7 +79,7 @@ class SamplerSection(Section):
     )
     prompts: PositiveInt = Field(16, description="Prompts an iteration (P).")
     group_size: PositiveInt = Field(8, description="Rollouts a prompt (G).")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature of attempts.")
+    temperature: float = Field(1.0, ge=0.01, description="Sampling temperature of attempts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass kept; 1 keeps all.")
     top_k: int = Field(0, ge=0, description="Tokens kept; 0 keeps all.")
     max_tokens: PositiveInt = Field(64, description="Most tokens a completion may have.")
@@ -116,7 +116,7 @@ class LearnerSection(Section):
     algorithm: Literal["grpo", "dr_grpo", "dapo"] = Field(
         "grpo", description="Objective, advantage and reduction."
     )
-    learning_rate: float = Field(2e-4, gt=0, description="AdamW's learning rate.")
+    learning_rate: float = Field(2e-4, gt=0, le=10, description="AdamW's learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     steps: PositiveInt = Field(
@@ -156,7 +156,7 @@ class EvaluationSection(Section):
         description="Iterations between evaluations; first and last are added; off: none.",
     )
     prompts: PositiveInt = Field(200, description="Held-out prompts used, from the first.")
-    temperature: float = Field(0.0, ge=0, description="0 is greedy.")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy, else 0.01 at least.")
     max_tokens: PositiveInt | None = Field(
         None, description="Most tokens a completion may have; off: the sampler's."
     )
@@ -194,6 +194,17 @@ class RunConfig(Section):
                 f"`sampler.max_tokens` = {s.max_tokens} leaves no room for a prompt in "
                 f"`sampler.context_tokens` = {s.context_tokens}: "
                 "raise the second or lower the first"
+            )
+        e = self.evaluation
+        if e.max_tokens is not None and e.max_tokens >= s.context_tokens:
+            raise ValueError(
+                f"`evaluation.max_tokens` = {e.max_tokens} leaves no room for a prompt in "
+                f"`sampler.context_tokens` = {s.context_tokens}: "
+                "raise the second or lower the first"
+            )
+        if 0 < e.temperature < 0.01:
+            raise ValueError(
+                f"`evaluation.temperature` = {e.temperature}: expected 0 (greedy) or 0.01 at least"
             )
         if learner.correction != "none" and (s.top_p < 1 or s.top_k > 0):
             raise ValueError(

@@ -87,6 +87,11 @@ class Progress:
         for row in store.view("training_history", run_id=run_id, iteration=iteration):
             if row["mean_reward"] is not None:
                 parts.append(f"reward {row['mean_reward']:.3f}")
+            elif iteration > 0:
+                parts.append(
+                    'nothing was scored, nothing learned: see `rrl sql "select status, error, '
+                    'count(*) from rollouts group by all"` and the same of `scores`'
+                )
             if row["sampled_tokens_per_s"] is not None:
                 parts.append(f"{row['sampled_tokens_per_s']:.0f} tokens/s")
         parts += [

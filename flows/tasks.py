@@ -167,7 +167,10 @@ def finish(run_id: str, what: str, reason: str | None = None) -> int:
     with _recorded_tracking(session, 0 if closed is None else closed + 1):
         session.tracker.close(what)
     facts = session.store.read("runs", run_id=run_id)[-1]
-    kept = ("config_json", "seed_root", "planned_iterations", "code_version", "packages_json")
+    kept = (
+        "config_json", "seed_root", "planned_iterations", "code_version", "packages_json",
+        "task_sha256",
+    )  # fmt: skip
     row = {key: facts[key] for key in kept} | {
         "run_epoch": session.writer.epoch,
         "what": what,

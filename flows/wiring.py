@@ -3,6 +3,7 @@
 Prefect tasks get ids, never engines or models; they find their session here by run id.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import subprocess
@@ -103,7 +104,9 @@ def open_session(
         sampler = new_sampler()
     try:
         with storage.hold_run(store, run_id):
-            writer = store.open_stream(run_id, opened_row(config))
+            digest = task_sha256(task)
+            _check_resumed(store, run_id, digest, policy)
+            writer = store.open_stream(run_id, opened_row(config, digest))
             tracker = Tracker(store.path, config, run_id)
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
@@ -138,9 +141,39 @@ def sampler_settings(config: RunConfig) -> SamplerSettings:
     return SamplerSettings(**config.sampler.model_dump(include=shared))
 
 
-def opened_row(config: RunConfig) -> dict[str, Any]:
+def task_sha256(task: Task) -> str:
+    """Return the hash of what a run is asked and judged by: its prompts and its scorers."""
+    facts = [
+        [prompt.prompt_id for prompt in task.prompts("train")],
+        [prompt.prompt_id for prompt in task.prompts("eval")],
+        [[scorer.name, scorer.version] for scorer in task.scorers],
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _check_resumed(store: Store, run_id: str, digest: str, policy: Policy) -> None:
+    """Refuse to go on with other data, another reward or another base model than before.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    opened = [row["task_sha256"] for row in store.read("runs", run_id=run_id)]
+    bases = [row["base_digest"] for row in store.read("policies", run_id=run_id, iteration=0)]
+    for what, before, now in (
+        ("prompts or the scorers", opened[:1], digest),
+        ("weights of the base model", bases[:1], policy.base_digest),
+    ):
+        if any(known is not None and known != now for known in before):
+            raise ConfigError(
+                f"run {run_id}: the {what} changed since it began: expected {before[0][:12]}, came "
+                f"{now[:12]}. Bring back what it began with to go on, or start a new run"
+            )
+
+
+def opened_row(config: RunConfig, task_digest: str) -> dict[str, Any]:
     """Return the facts with which a run is opened."""
     return {
+        "task_sha256": task_digest,
         "config_json": config.to_json(),
         "seed_root": config.run.seed,
         "planned_iterations": config.run.iterations,

@@ -140,7 +140,15 @@ RUNS = Table(
         Column(
             "elapsed_s", REAL, "Seconds since this epoch was opened.", timing=True, nullable=True
         ),
+        Column(
+            "task_sha256",
+            TEXT,
+            "Hash of the prompts and scorers: a resumed run must find the same.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
 )
 
 PROMPTS = Table(

@@ -50,7 +50,13 @@ def attach_adapter(base: nn.Module, settings: LoraSettings, seed: int) -> PeftMo
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = get_peft_model(base, _peft_config(settings))
+        try:
+            model = get_peft_model(base, _peft_config(settings))
+        except ValueError as error:
+            raise AdapterError(
+                f"expected target_modules that name linear layers of the model, came "
+                f"{settings.target_modules!r}: {error}"
+            ) from error
     embedding = base.get_input_embeddings().weight  # type: ignore[operator]
     for name, layer in _lora_layers(model).items():
         inner = layer.get_base_layer()

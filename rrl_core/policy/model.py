@@ -21,6 +21,11 @@ from rrl_core.policy.digest import tensors_digest
 from rrl_core.policy.fetch import find_model
 from rrl_core.policy.tiny import tiny_model, tiny_tokenizer
 
+
+class PolicyError(ValueError):
+    """A model cannot be loaded as asked; the message says what to do."""
+
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -212,7 +217,7 @@ def _load_base(name: str, dtype: torch.dtype) -> tuple[Any, PreTrainedTokenizerB
         base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise PolicyError(
             f"expected a causal language model and its tokenizer in {path}, could not load them: "
             f"{error}"
         ) from error
@@ -222,6 +227,8 @@ def _load_base(name: str, dtype: torch.dtype) -> tuple[Any, PreTrainedTokenizerB
 def _device_name(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise PolicyError("expected a GPU for device = 'cuda', found none; use 'auto' or 'cpu'")
     return device
 
 
@@ -231,7 +238,7 @@ def _eos_token_ids(base: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> 
     ids = set(configured if isinstance(configured, list) else [configured])
     ids = {int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None}
     if not ids:
-        raise ValueError(
+        raise PolicyError(
             f"expected model {name!r} to name an end-of-sequence token in generation_config.json "
             "or its tokenizer, found none; add eos_token_id there"
         )

@@ -79,11 +79,11 @@ class TransformersSampler:
     ) -> list[Completion]:
         size = self._max_num_seqs
         chunks = (requests[start : start + size] for start in range(0, len(requests), size))
-        return [
-            self._completion(ids, logprobs)
-            for chunk in chunks
-            for ids, logprobs in sample_batch(self._policy, chunk, params)
-        ]
+        try:
+            drawn = [pair for chunk in chunks for pair in sample_batch(self._policy, chunk, params)]
+        except RuntimeError as error:  # torch's own: out of memory, a device that is gone
+            raise SamplerError(f"sampling {len(requests)} requests failed: {error}") from error
+        return [self._completion(ids, logprobs) for ids, logprobs in drawn]
 
     def _completion(self, ids: list[int], logprobs: list[float] | None) -> Completion:
         return Completion(

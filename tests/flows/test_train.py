@@ -1,15 +1,18 @@
 """The training flow in one process: what it writes, what it does when something fails."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import storage
-from flows.config import parse_config
+from flows.config import ConfigError, parse_config
 from flows.progress import Progress
 from flows.train import train
 from flows.wiring import Session, session_of
+from rrl_core.policy.model import ModelSpec, Policy, load_policy_model
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
 from tests.flows.conftest import RUN_ID, fingerprint, run_here, smoke_config
 
@@ -76,6 +79,28 @@ def test_a_run_that_compacts_has_the_same_events(
     assert fingerprint(compacted) == fingerprint(trained)
     assert any(s.is_compacted for s in compacted.log.refresh().segments.values())
     assert not storage.verify(compacted, deep=True)
+
+
+BASE = "weights of the base model"
+
+
+@pytest.mark.parametrize("what", ["prompts or the scorers", BASE])
+def test_a_run_is_not_resumed_with_other_data_or_another_model(
+    trained: storage.Store, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = storage.open(shutil.copytree(trained.path, tmp_path / "store"))
+    head = store.head()
+    if what == BASE:
+        monkeypatch.setattr("flows.wiring.load_policy_model", other_model)
+    else:
+        monkeypatch.setattr("flows.wiring.task_sha256", lambda task: "0" * 64)
+    with Progress(quiet=True) as progress, pytest.raises(ConfigError, match=f"{what} changed"):
+        train(store, smoke_config(), RUN_ID, "none", progress)
+    assert store.head() == head
+
+
+def other_model(spec: ModelSpec, seed: int) -> Policy:
+    return replace(load_policy_model(spec, seed), base_digest="f" * 64)
 
 
 def test_another_seed_gives_other_rollouts(trained: storage.Store, tmp_path: Path):
