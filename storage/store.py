@@ -269,8 +269,8 @@ class Store:
             self.check_whole()
             if check_hashes:
                 self.check_hashes(s for s in state.segments.values() if s.table in names)
-        connection = self._connection(state, number, query, allow_damaged)
         try:
+            connection = self._connection(state, number, query, allow_damaged)
             relation = connection.sql(query, params=dict(params or {}))
             if relation is None:
                 raise QueryError(f"expected a query that has an answer, came {query!r}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class PolicyError(ValueError):
     """A model cannot be loaded as asked; the message says what to do."""
 
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -69,13 +71,18 @@ class Policy:
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the prompt's token ids: the chat template, ready for the assistant to answer.
 
-        A tokenizer without a chat template gets the contents joined by empty lines.
+        A tokenizer without a chat template gets the contents joined by empty lines. A lone
+        surrogate, which has no UTF-8 form, is read as U+FFFD, as it is stored.
         """
+        messages = [
+            {key: _LONE_SURROGATE.sub("\ufffd", text) for key, text in message.items()}
+            for message in messages
+        ]
         if self.tokenizer.chat_template is None:
             text = "\n\n".join(message["content"] for message in messages)
             return list(self.tokenizer(text)["input_ids"])
         ids = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
+            messages, add_generation_prompt=True, return_dict=False
         )
         return list(ids)
 

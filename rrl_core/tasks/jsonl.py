@@ -101,7 +101,6 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{path}:{number}"
         try:
             row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-            json.dumps(row, ensure_ascii=False).encode()  # an escape may be a lone surrogate
         except (ValueError, RecursionError) as error:
             raise TaskError(
                 f"{place}: expected a JSON object in UTF-8; {error}; correct or remove the line"

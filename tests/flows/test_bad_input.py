@@ -1,6 +1,5 @@
 """Bad input to `rrl train`: a clear message, exit code 2, and no run in the store."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,20 +47,6 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path):
     code, shown = train(tmp_path, "smoke", "--set", f"model.name={tmp_path / 'model'}")
     assert (code, "Traceback" in shown) == (2, False), shown
     assert str(tmp_path / "model") in shown
-
-
-def test_a_prompt_without_a_utf8_form_is_named(tmp_path: Path):
-    lines = [{"prompt": "a \ud800", "answer": "1"}, {"prompt": "b", "answer": "2"}]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'[model]\nname = "tiny"\n[sampler]\nengine = "transformers"\nprompts = 1\n'
-        f'[task]\nname = "jsonl"\npath = "{data}"\n'
-    )
-    code, shown = train(tmp_path, str(config))
-    assert (code, "Traceback" in shown) == (2, False), shown
-    assert "data.jsonl" in shown
 
 
 def test_a_dry_run_of_a_resumed_run_is_refused(tmp_path: Path):

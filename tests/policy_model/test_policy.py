@@ -224,3 +224,9 @@ def test_a_look_at_the_reference_does_not_disturb_gradients(
         gradients.append([p.grad for p in policy.model.parameters() if p.requires_grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert any(g.any() for g in gradients[0])
+
+
+def test_a_lone_surrogate_is_encoded_as_it_is_stored():
+    policy = load_policy_model(ModelSpec("tiny"), seed=1)
+    ids = [policy.encode([{"role": "user", "content": text}]) for text in ("a\ud800b", "a\ufffdb")]
+    assert ids[0] == ids[1]

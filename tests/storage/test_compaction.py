@@ -279,6 +279,24 @@ ALL_IDS = [
 ]
 
 
+def test_a_question_whose_views_cannot_be_defined_is_asked_again(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """R checks that its segments are whole; they are compacted and deleted; R opens them."""
+    fill(writer)
+    reader, done = storage.open(store.path), []
+    real = reader.check_hashes
+
+    def check_and_lose(live: Any) -> None:
+        real(live)
+        if not done:
+            done.append(delete_compacted(store))
+
+    monkeypatch.setattr(reader, "check_hashes", check_and_lose)
+    assert reader.sql("select count(*) from rollouts").fetchall() == [(3 * NUM_APPENDS,)]
+    assert done
+
+
 @pytest.mark.parametrize("how", READERS)
 def test_a_reader_that_loses_its_files_asks_again(
     store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch, how: str
