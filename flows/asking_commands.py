@@ -23,7 +23,10 @@ def sql(question: Question, output: Path | None) -> None:
     answer = ask(question)
     name_damaged(answer.damaged)
     if output is None:
-        print_result(answer.data.decode().rstrip("\r\n"))
+        text = answer.data.decode().rstrip("\r\n")
+        if sys.stdout.isatty():  # a bare \r of a completion would write over its line
+            text = text.replace("\r\n", "\n").replace("\r", "\\r")
+        print_result(text)
     else:
         _write_new(output, answer.data)
         print_result(f"{output.absolute()}: {len(answer.data)} bytes")

@@ -2,7 +2,8 @@
 
 Invariant: a stored row is read for ever with the meaning written here. A column is never renamed,
 retyped or given another meaning; a change is a new nullable column `since` a new `version` of its
-table, which says by `upcast` what it is in older rows.
+table, which says by `upcast` what it is in older rows. Code that may repeat an older row of a
+derived table leaves its later columns NULL: another value is another content, a conflict.
 
 Place identity: `event_id = prefix + first 128 bits of sha256(table, place)`; the place is the
 canonical JSON of the columns marked `place=True`, in the order of declaration. `content_sha256` is

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -191,10 +190,7 @@ def test_ctrl_c_that_duckdb_took_is_one_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def copy(*_: object) -> int:
-        with duckdb.connect(":memory:") as connection:
-            threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
-            connection.execute(ENDLESS["recursion"])
-        return 0
+        raise RuntimeError("Query interrupted")  # what DuckDB 2.0.1 makes of some
 
     monkeypatch.setattr(export_module, "_copy_table", copy)
     monkeypatch.chdir(folder)
