@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -214,19 +213,15 @@ def base_parser(description: str, num_iterations: int) -> argparse.ArgumentParse
 
 def machine_facts(num_threads: int) -> dict[str, Any]:
     """Return what a figure depends on: CPU, threads, load before the start, versions."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    from flows.machine import package_versions
+
     return {
         "cpu": _cpu_model(),
         "num_cpus": os.cpu_count(),
         "num_threads": num_threads,
         "load_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": package_versions(PACKAGES),
     }
 
 

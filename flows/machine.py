@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,10 +67,10 @@ def machine() -> Machine:
     )
 
 
-def package_versions() -> dict[str, str]:
-    """Return the installed version of each package a run depends on."""
+def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Return the installed version of each package that is installed: those a run depends on."""
     versions = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
