@@ -148,6 +148,49 @@ class LearnerSection(Section):
     )
 
 
+class ReplaySection(Section):
+    """What of its history a run goes back to."""
+
+    units: tuple[Literal["state", "trajectory", "prompt"], ...] = Field(
+        (), description="Units replayed; none: history is kept, not replayed."
+    )
+    share: float = Field(
+        0.25, ge=0, le=0.5, description="Share of an iteration's groups that replay may take."
+    )
+    beta: float = Field(
+        10.0, ge=0, description="Sharpness of the priorities, per unit of reward range."
+    )
+    uniform_share: float = Field(
+        0.1, ge=0, le=1, description="Share of the picks drawn uniformly from what is eligible."
+    )
+    state_base: Literal["gain", "value", "variance", "retry_success"] = Field(
+        "gain", description="What a state's priority rests on."
+    )
+    credit: Literal["none", "corrected", "direct"] = Field(
+        "direct", description="Credit the given prefix of a state gets."
+    )
+    horizon: PositiveInt | None = Field(
+        None,
+        description="Policy versions over which trajectories fade; off: a quarter of the run's.",
+    )
+    capacity: PositiveInt = Field(
+        16_384, description="Most states that are judged again at every refit."
+    )
+
+
+class ValueSection(Section):
+    """The value model that judges history."""
+
+    every: PositiveInt | None = Field(
+        None, description="Iterations between refits, each followed by re-scoring; off: no model."
+    )
+    cuts: PositiveInt = Field(4, description="Most states a rollout is cut into.")
+    fit_rollouts: PositiveInt = Field(
+        2_048, description="Newest rollouts of the run that a refit learns from."
+    )
+    l2: float = Field(1.0, gt=0, description="Strength of the ridge penalty of its heads.")
+
+
 class EvaluationSection(Section):
     """How the policy is evaluated on held-out prompts."""
 
@@ -183,6 +226,8 @@ class RunConfig(Section):
     task: TaskSection = Field(default_factory=lambda: TaskSection())
     sampler: SamplerSection = Field(default_factory=SamplerSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
+    replay: ReplaySection = Field(default_factory=ReplaySection)
+    value: ValueSection = Field(default_factory=ValueSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
 
@@ -220,6 +265,11 @@ class RunConfig(Section):
                 "every step needs at least one group"
             )
         return self
+
+    def is_refitted(self, iteration: int) -> bool:
+        """Return True when a value model is fitted after `iteration`: every k-th."""
+        every = self.value.every
+        return every is not None and iteration > 0 and iteration % every == 0
 
     def is_evaluated(self, iteration: int) -> bool:
         """Return True when `iteration` evaluates what it published: first, last, every k-th."""

@@ -40,6 +40,12 @@ class Batch:
         has_iteration = "iteration" in self.table.place_columns
         return has_iteration and all(i is not None and i <= iteration for i in self.iterations)
 
+    def is_derived(self, number: int) -> bool:
+        """Tell whether the row is a function of committed rows, see `storage.schemas`."""
+        kinds = self.table.observed_kinds
+        observed = bool(kinds) and self.rows.column("kind")[number].as_py() in kinds
+        return self.table.nature == "derived" and not observed
+
     def complete(self, numbers: Sequence[int], epoch: int, recorded_at: datetime) -> pa.Table:
         """Return the rows `numbers` with the common columns, as they are stored."""
         ids, hashes, own = self.ids, self.hashes, self.rows
@@ -97,7 +103,7 @@ def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> Seq
             _check_open(batch, number, closed)
             first[event_id] = content
             fresh.append(number)
-        elif first[event_id] != content and batch.table.nature == "derived":
+        elif first[event_id] != content and batch.is_derived(number):
             where = "the same append"
             if event_id in committed:
                 where = f"commit {committed[event_id].commit}"

@@ -12,6 +12,7 @@ facts.
 
 An `observed` row is not bit-reproducible (a sampled completion): the first commit of a place wins.
 A `derived` row is a function of committed rows: the same place with another content is a conflict.
+A derived table may hold observed rows too: those whose `kind` is among its `observed_kinds`.
 """
 
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Table:
     columns: tuple[Column, ...]
     version: int = 1
     rows_per_group: int = 16_384
+    observed_kinds: frozenset[str] = frozenset()
 
     @cached_property
     def place_columns(self) -> tuple[str, ...]:
@@ -148,8 +150,18 @@ RUNS = Table(
             nullable=True,
             since=2,
         ),
+        Column(
+            "kind",
+            TEXT,
+            "What the stream does: train, rescore (judge history again) or refit (value models).",
+            nullable=True,
+            since=3,
+            upcast="'train'",
+        ),
+        Column("parent_run_id", TEXT, "Run it was forked from.", nullable=True, since=3),
+        Column("parent_iteration", INT, "Iteration it was forked at.", nullable=True, since=3),
     ),
-    version=2,
+    version=3,
 )
 
 PROMPTS = Table(
@@ -245,17 +257,162 @@ SCORES = Table(
     (
         _RUN,
         _ITERATION,
-        Column("target_id", TEXT, "Event that was judged: `rollouts.event_id`.", place=True),
+        Column(
+            "target_id",
+            TEXT,
+            "Event that was judged: `rollouts.event_id` or `states.event_id`.",
+            place=True,
+        ),
         Column("scorer", TEXT, "Name of the scorer.", place=True),
         Column("scorer_version", TEXT, "Version of the scorer.", place=True),
         Column("attempt", INT, "0, or the number of time-outs before this judgement.", place=True),
-        Column("target_kind", TEXT, "rollout; later state."),
-        Column("kind", TEXT, "reward; later value, judge."),
+        Column("target_kind", TEXT, "rollout or state."),
+        Column("kind", TEXT, "reward, value (of a value model) or judge (a language model)."),
         Column("value", REAL, "The judgement; NULL unless status is ok; never NaN.", nullable=True),
         Column("status", TEXT, "ok, timeout, unscorable or scorer_error."),
         Column("components_json", TEXT, "Parts of the value by name, as JSON."),
         Column("feedback", TEXT, "What a reader may learn from the judgement; never the answer."),
         Column("elapsed_ms", REAL, "Milliseconds the judgement took.", timing=True),
+        Column(
+            "signature",
+            TEXT,
+            "Normalised answer and operations of the completion: equal solutions share it.",
+            nullable=True,
+            since=2,
+        ),
+    ),
+    version=2,
+    observed_kinds=frozenset({"value", "judge"}),
+)
+
+STATES = Table(
+    "states",
+    "st",
+    "derived",
+    "A response was cut: its prompt and its first tokens are a state that can be continued.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("rollout_id", TEXT, "`rollouts.event_id` of the response.", place=True),
+        Column(
+            "prefix_tokens",
+            INT,
+            "Tokens of the response that belong to the state; 0 is the prompt alone.",
+            place=True,
+        ),
+        Column("source_run_id", TEXT, "Run the rollout comes from."),
+        Column("prompt_id", TEXT, "The prompt."),
+        Column(
+            "prefix_sha256", TEXT, "Hash of these token ids: equal states of a prompt share it."
+        ),
+        Column("cut", TEXT, "Why here: prompt, line, sentence, code, turn or drop."),
+    ),
+)
+
+VALUE_MODELS = Table(
+    "value_models",
+    "vm",
+    "observed",
+    "A value model was fitted on history and examined.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("scorer", TEXT, "Name it scores under."),
+        Column("scorer_version", TEXT, "Version it scores under; names this model alone."),
+        Column("as_of", LONG, "Commit of the history it learned from."),
+        Column("artifact", TEXT, "Artifact with its two heads."),
+        Column("backbone_digest", TEXT, "Digest of the model that makes its features."),
+        Column("num_states", INT, "States it learned from."),
+        Column("num_prompts", INT, "Prompts they belong to."),
+        Column("num_mixed_prompts", INT, "Prompts with successes and failures."),
+        Column("mean_target", REAL, "Weighted share of successes among its targets."),
+        Column("auroc", REAL, "Pooled AUROC out of fold.", nullable=True),
+        Column("within_prompt_auroc", REAL, "Mean AUROC within mixed prompts.", nullable=True),
+        Column("brier", REAL, "Mean squared error out of fold.", nullable=True),
+        Column("length_corr", REAL, "Correlation of value and prefix length.", nullable=True),
+        Column(
+            "signature_corr",
+            REAL,
+            "Correlation of value and frequency of the signature.",
+            nullable=True,
+        ),
+        Column("verdict", TEXT, "healthy, unhealthy or insufficient_data."),
+        Column("metrics_json", TEXT, "Calibration bins, metrics by age and others, as JSON."),
+        Column("fit_s", REAL, "Seconds the fit took.", timing=True),
+    ),
+)
+
+REPLAY_PLANS = Table(
+    "replay_plans",
+    "pn",
+    "derived",
+    "An iteration decided what of its history is replayed, or why nothing is.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("num_candidates", LONG, "Entries of the replay buffer at the pin."),
+        Column("num_eligible", LONG, "Those that could be picked."),
+        Column("num_picked", INT, "Those that were."),
+        Column("share", REAL, "Share of the iteration's groups the schedule gives to replay."),
+        Column("priority_entropy", REAL, "Entropy of the pick probabilities, nats.", nullable=True),
+        Column(
+            "waiting_reason", TEXT, "Why less is replayed than the share allows.", nullable=True
+        ),
+        Column("reasons_json", TEXT, "Candidates by unit and eligibility reason, as JSON."),
+        Column("buffer_sha256", TEXT, "Hash of the buffer's ids and counts at the pin."),
+    ),
+)
+
+PICKS = Table(
+    "picks",
+    "pk",
+    "derived",
+    "An entry of the replay buffer was picked.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("unit", TEXT, "state, trajectory or prompt.", place=True),
+        Column(
+            "entry_id", TEXT, "The state's or rollout's event id, or the prompt id.", place=True
+        ),
+        Column("position", INT, "Position among the iteration's picks."),
+        Column("prompt_id", TEXT, "The prompt."),
+        Column("rollout_id", TEXT, "Rollout it was taken from.", nullable=True),
+        Column("source_run_id", TEXT, "Run of that rollout.", nullable=True),
+        Column("prefix_tokens", INT, "Tokens of that rollout that are given."),
+        Column("score_id", TEXT, "`scores.event_id` it was chosen under.", nullable=True),
+        Column("scorer_version", TEXT, "Version of that scorer.", nullable=True),
+        Column("value", REAL, "Estimated success from the state; reward of a trajectory."),
+        Column("prompt_value", REAL, "Estimated success from the prompt."),
+        Column("base", REAL, "What the priority rests on, such as the gain."),
+        Column("freshness", REAL, "Factor for age."),
+        Column("rarity", REAL, "Factor for how rare its signature is."),
+        Column("priority", REAL, "exp(beta base) freshness rarity^0.5."),
+        Column("probability", REAL, "Probability of being the first pick."),
+        Column("gumbel_key", REAL, "Key it was ranked by."),
+        Column("pick_kind", TEXT, "prioritised or uniform."),
+        Column("age", INT, "Policy versions since its rollout was sampled."),
+    ),
+)
+
+RETRIES = Table(
+    "retries",
+    "re",
+    "derived",
+    "An old answer was compared with a new one under one scorer version.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("old_rollout_id", TEXT, "`rollouts.event_id` of the old answer.", place=True),
+        Column("new_rollout_id", TEXT, "`rollouts.event_id` of the new one.", place=True),
+        Column("scorer", TEXT, "Scorer of both.", place=True),
+        Column("scorer_version", TEXT, "Its version.", place=True),
+        Column("prompt_id", TEXT, "The prompt."),
+        Column("unit", TEXT, "Unit of the pick: state, trajectory or prompt."),
+        Column("pick_id", TEXT, "`picks.event_id` that asked for the new answer."),
+        Column("old_score_id", TEXT, "`scores.event_id` of the old answer."),
+        Column("new_score_id", TEXT, "`scores.event_id` of the new one."),
+        Column("outcome", TEXT, "rescued, retained, regressed or still_failed."),
     ),
 )
 
@@ -271,7 +428,7 @@ REPLAYS = Table(
         Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
         Column("batch_id", TEXT, "Hash of the step's rollout ids, in order."),
         Column("position", INT, "Position in the step's batch."),
-        Column("unit", TEXT, "fresh; later state, trajectory, prompt."),
+        Column("unit", TEXT, "fresh, state, trajectory or prompt."),
         Column("source_run_id", TEXT, "Run the rollout comes from."),
         Column("group_id", TEXT, "Group its advantage was computed in."),
         Column("score_id", TEXT, "`scores.event_id` it was chosen under.", nullable=True),
@@ -283,9 +440,25 @@ REPLAYS = Table(
         Column(
             "probability", REAL, "Probability of its pick; NULL for fresh rollouts.", nullable=True
         ),
-        Column("pick_kind", TEXT, "fresh; later prioritised, uniform."),
+        Column("pick_kind", TEXT, "fresh, prioritised or uniform."),
         Column("age", INT, "Policy versions between its sampling and this step's iteration."),
+        Column("pick_id", TEXT, "`picks.event_id` that brought it.", nullable=True, since=2),
+        Column(
+            "prefix_tokens",
+            INT,
+            "Given tokens of the response, masked in the policy term.",
+            nullable=True,
+            since=2,
+        ),
+        Column(
+            "prefix_advantage",
+            REAL,
+            "Advantage these given tokens enter the loss with.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
 )
 
 LEARNED_SAMPLES = Table(
@@ -315,7 +488,22 @@ LEARNED_SAMPLES = Table(
         ),
         Column("kl_mean", REAL, "Mean k3 estimate of KL to the reference.", nullable=True),
         Column("entropy_mean", REAL, "Mean entropy in nats.", nullable=True),
+        Column(
+            "prefix_weight_mean",
+            REAL,
+            "Mean weight of its given tokens in the prefix term.",
+            nullable=True,
+            since=2,
+        ),
+        Column(
+            "prefix_logprob_mean",
+            REAL,
+            "Mean log-prob of its given tokens under the policy before the step.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
 )
 
 UPDATES = Table(
@@ -370,7 +558,15 @@ VIEWS_PINNED = Table(
         Column("as_of", LONG, "Number of the newest commit the iteration may read."),
         Column("as_of_sha256", TEXT, "Hash of that commit."),
         Column("scorer_versions_json", TEXT, "Scorer versions it uses, as JSON {scorer: version}."),
+        Column(
+            "views_json",
+            TEXT,
+            "Hash of the text of each view its picks depend on, as JSON {view: hash}.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
 )
 
 EVALUATIONS = Table(
@@ -403,7 +599,9 @@ FAILURES = Table(
     (
         _RUN,
         _ITERATION,
-        Column("phase", TEXT, "generate, score, learn, evaluate or track.", place=True),
+        Column(
+            "phase", TEXT, "generate, score, learn, refit, evaluate, track or flow.", place=True
+        ),
         Column(
             "subject", TEXT, "What failed: an event id, a batch key or a component.", place=True
         ),
@@ -421,6 +619,11 @@ TABLES: dict[str, Table] = {
         ROLLOUTS,
         ROLLOUT_TOKENS,
         SCORES,
+        STATES,
+        VALUE_MODELS,
+        REPLAY_PLANS,
+        PICKS,
+        RETRIES,
         REPLAYS,
         LEARNED_SAMPLES,
         UPDATES,
