@@ -384,6 +384,13 @@ PICKS = Table(
         Column("scorer_version", TEXT, "Version of that scorer.", nullable=True),
         Column("value", REAL, "Estimated success from the state; reward of a trajectory."),
         Column("prompt_value", REAL, "Estimated success from the prompt."),
+        Column("p_hat", REAL, "Success rate of the prompt's last 16 attempts, with two more tries."),
+        Column(
+            "prompt_mean_reward",
+            REAL,
+            "Mean reward of the prompt's last 16 attempts.",
+            nullable=True,
+        ),
         Column("base", REAL, "What the priority rests on, such as the gain."),
         Column("freshness", REAL, "Factor for age."),
         Column("rarity", REAL, "Factor for how rare its signature is."),

@@ -27,6 +27,7 @@ from rrl_core.algorithms.corrections import is_corrigible, sampler_correction
 from rrl_core.algorithms.kl import kl_estimate
 from rrl_core.algorithms.minibatches import plan_steps
 from rrl_core.algorithms.objectives import ALGORITHMS, clipped_surrogate
+from rrl_core.algorithms.prefix_credit import prefix_credit
 from rrl_core.algorithms.reduce import Denominators, reduce_loss
 from rrl_core.policy.adapters import adapter_parameters
 from rrl_core.policy.logprobs import TokenScores, check_model, policy_logprobs, score_batch
@@ -85,7 +86,8 @@ class Learner:
             share_prefix=self.config.packing,
         )
         for row, sample in enumerate(scored):
-            self._old[sample.rollout_id] = scores.logprobs_BT[row, : len(sample.completion_ids)]
+            length = len(_branch(sample).completion_ids)
+            self._old[sample.rollout_id] = scores.logprobs_BT[row, :length]
 
     def step(self, samples: Sequence[LearnSample]) -> StepResult:
         """Take one optimizer step on the loss of the whole list.
@@ -154,7 +156,8 @@ class Learner:
 
     def _teaches(self, sample: LearnSample) -> bool:
         """Return whether the sample has a gradient."""
-        has_term = sample.advantage != 0 or self.config.kl_coef > 0
+        has_prefix_term = sample.prefix_advantage != 0 and self.config.prefix_credit != "none"
+        has_term = sample.advantage != 0 or has_prefix_term or self.config.kl_coef > 0
         return has_term and sample.weight != 0 and self._num_loss_tokens(sample) > 0
 
     def _to_run(self, samples: Iterable[LearnSample]) -> list[LearnSample]:
@@ -208,8 +211,18 @@ class Learner:
     def _check_samples(self, samples: Sequence[LearnSample]) -> None:
         context_tokens = self.policy.context_tokens
         for sample in samples:
-            if problem := _problem(sample, context_tokens):
+            problem = _problem(sample, context_tokens) or self._prefix_problem(sample)
+            if problem:
                 raise LearnerError(f"rollout {sample.rollout_id}: {problem}")
+
+    def _prefix_problem(self, sample: LearnSample) -> str | None:
+        needs_logprobs = self.config.prefix_credit == "corrected" and sample.prefix_advantage != 0
+        if needs_logprobs and sample.prefix_logprobs is None:
+            return (
+                "expected stored sampler log-probs of its given tokens for prefix credit "
+                "`corrected`, got none; give it a prefix advantage of 0, or use `direct`"
+            )
+        return None
 
     def _check_membership(self, samples: Sequence[LearnSample]) -> None:
         if len({s.rollout_id for s in samples}) < len(samples):
@@ -250,8 +263,10 @@ def batch_loss(
     Raises:
         LearnerError: the loss of a sample is not finite.
     """
-    policy_BT, mask_BT = scores.logprobs_BT, scores.loss_mask_BT
-    sampler_BT = _padded([s.sampler_logprobs or () for s in rows], old_BT)
+    policy_BT = scores.logprobs_BT
+    prefix_mask_BT = _prefix_mask(rows, scores.loss_mask_BT)
+    mask_BT = scores.loss_mask_BT & ~prefix_mask_BT
+    sampler_BT = _padded([_stored_logprobs(s) for s in rows], old_BT)
     has_sampler_B = torch.tensor([s.sampler_logprobs is not None for s in rows])
     has_sampler_BT = mask_BT & has_sampler_B.to(mask_BT.device)[:, None]
     correction = sampler_correction(
@@ -274,7 +289,12 @@ def batch_loss(
         estimate_BT = kl_estimate(policy_BT, reference_BT, mask_BT, config.kl_estimator)
         kl_term_BT = config.kl_coef * weight_B1 * estimate_BT
         kl_BT = kl_estimate(policy_BT.detach(), reference_BT, mask_BT, "k3")
-    _check_finite(rows, policy_term_BT + kl_term_BT)
+    prefix_advantages_B = old_BT.new_tensor([s.prefix_advantage for s in rows])
+    prefix_BT, prefix_weights_BT = prefix_credit(
+        policy_BT, old_BT, sampler_BT, prefix_advantages_B, prefix_mask_BT, config.prefix_credit
+    )
+    prefix_BT = weight_B1 * prefix_BT
+    _check_finite(rows, policy_term_BT + kl_term_BT + prefix_BT)
     reduction = ALGORITHMS[config.algorithm].reduction
     stats = TokenStats(
         rollout_ids=tuple(s.rollout_id for s in rows),
@@ -289,13 +309,38 @@ def batch_loss(
         is_clipped_low_BT=tokens["is_clipped_low"],
         is_clipped_high_BT=tokens["is_clipped_high"],
         kl_BT=kl_BT,
+        prefix_mask_BT=prefix_mask_BT,
+        prefix_weights_BT=prefix_weights_BT,
     )
     policy_loss = reduce_loss(policy_term_BT, mask_BT, denominators, reduction)
+    # A mean over the prefix under any objective: every state group weighs what a group weighs.
+    policy_loss += reduce_loss(prefix_BT, prefix_mask_BT, denominators, "sequence_mean")
     return policy_loss, reduce_loss(kl_term_BT, mask_BT, denominators, reduction), stats
 
 
 def _branch(sample: LearnSample) -> Branch:
-    return Branch(sample.prompt_ids, sample.completion_ids, sample.temperature)
+    """Return what of the sample is scored: its given tokens too where they get credit."""
+    given = sample.prefix_ids
+    if sample.prefix_advantage != 0:
+        return Branch(sample.prompt_ids, given + sample.completion_ids, sample.temperature)
+    return Branch(sample.prompt_ids + given, sample.completion_ids, sample.temperature)
+
+
+def _num_scored_prefix_tokens(sample: LearnSample) -> int:
+    return len(sample.prefix_ids) if sample.prefix_advantage != 0 else 0
+
+
+def _prefix_mask(rows: Sequence[LearnSample], mask_BT: Tensor) -> Tensor:
+    """Return [B, T] bool, True = a given token of a row whose prefix gets credit."""
+    num_given_B = torch.tensor([_num_scored_prefix_tokens(s) for s in rows], device=mask_BT.device)
+    return torch.arange(mask_BT.shape[1], device=mask_BT.device) < num_given_B[:, None]
+
+
+def _stored_logprobs(sample: LearnSample) -> tuple[float, ...]:
+    """Return the sampler log-probs of the scored tokens; zeros stand where there are none."""
+    num_given = _num_scored_prefix_tokens(sample)
+    given = sample.prefix_logprobs or (0.0,) * num_given
+    return given[:num_given] + (sample.sampler_logprobs or ())
 
 
 def _padded(rows: Sequence[Sequence[float] | Tensor], like_BT: Tensor) -> Tensor:
@@ -308,7 +353,7 @@ def _padded(rows: Sequence[Sequence[float] | Tensor], like_BT: Tensor) -> Tensor
 
 def _problem(sample: LearnSample, context_tokens: int) -> str | None:
     """Return what is wrong with a sample: what was expected, what came."""
-    num_tokens = len(sample.prompt_ids) + len(sample.completion_ids)
+    num_tokens = len(sample.prompt_ids) + len(sample.prefix_ids) + len(sample.completion_ids)
     logprobs = sample.sampler_logprobs
     if not sample.prompt_ids:
         return "expected at least one prompt token to predict from, got none"
@@ -326,6 +371,13 @@ def _problem(sample: LearnSample, context_tokens: int) -> str | None:
             f"expected a temperature above 0, got {sample.temperature}; a greedy completion has no "
             "log-probs to learn from"
         )
+    if sample.prefix_logprobs is not None and len(sample.prefix_logprobs) != len(sample.prefix_ids):
+        return (
+            f"expected one sampler log-prob per given token, got {len(sample.prefix_logprobs)} for "
+            f"{len(sample.prefix_ids)}; give None where the sampler had none"
+        )
+    if sample.prefix_advantage < 0 or not math.isfinite(sample.prefix_advantage):
+        return f"expected a finite prefix advantage of 0 or more, got {sample.prefix_advantage}"
     if not (math.isfinite(sample.advantage) and math.isfinite(sample.weight)):
         return f"expected finite numbers, got advantage {sample.advantage}, weight {sample.weight}"
     return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rrl_core.algorithms.corrections import CORRECTIONS
 from rrl_core.algorithms.kl import KL_ESTIMATORS
 from rrl_core.algorithms.objectives import ALGORITHMS
+from rrl_core.algorithms.prefix_credit import PREFIX_CREDITS
 from rrl_core.policy.statistics import SampleStats
 
 
@@ -20,6 +21,11 @@ class LearnSample:
     re-encoded. `sampler_logprobs` are natural logs under the tempered full distribution, one per
     completion id; None where the sampler gave none. `temperature` > 0 divides the trainer's logits.
     `weight` multiplies the sample's loss and leaves the denominators alone.
+
+    Of a continuation `prefix_ids` are the given tokens between the prompt and what was sampled:
+    masked in the policy term. With `prefix_advantage` > 0 they enter the prefix term (see
+    `algorithms.prefix_credit`), with `prefix_logprobs` those under the sampler that first wrote
+    them; None where it gave none.
     """
 
     rollout_id: str
@@ -30,6 +36,9 @@ class LearnSample:
     advantage: float
     temperature: float = 1.0
     weight: float = 1.0
+    prefix_ids: tuple[int, ...] = ()
+    prefix_logprobs: tuple[float, ...] | None = None
+    prefix_advantage: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class LearnerConfig:
     kl_estimator: str = "k3"
     correction: str = "token_truncate"
     correction_cap: float = 2.0
+    prefix_credit: str = "direct"
     max_completion_tokens: int = 64
     micro_batch_tokens: int = 1024
     packing: bool = True
@@ -63,6 +73,7 @@ class LearnerConfig:
             ("algorithm", ALGORITHMS),
             ("kl_estimator", KL_ESTIMATORS),
             ("correction", CORRECTIONS),
+            ("prefix_credit", PREFIX_CREDITS),
         ):
             if getattr(self, name) not in table:
                 raise ValueError(

@@ -21,6 +21,7 @@ class TokenStats:
 
     `mismatch_BT`: |trainer - sampler| log-prob, meaningful where `has_sampler_BT`.
     `kl_BT`: k3 estimate of the KL to the reference; None without a KL term.
+    `prefix_mask_BT`: True = a given token of the prefix term, never one of `loss_mask_BT`.
     """
 
     rollout_ids: tuple[str, ...]
@@ -35,6 +36,8 @@ class TokenStats:
     is_clipped_low_BT: Tensor
     is_clipped_high_BT: Tensor
     kl_BT: Tensor | None
+    prefix_mask_BT: Tensor
+    prefix_weights_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,17 @@ class SampleStats:
     frac_truncated: float | None = None
     kl_mean: float | None = None
     entropy_mean: float | None = None
+    prefix_weight_mean: float | None = None
+    prefix_logprob_mean: float | None = None
 
 
 def sample_stats(stats: TokenStats) -> list[SampleStats]:
     """Return one record per row, means taken in float64 over its trained tokens."""
     num_tokens_B = stats.loss_mask_BT.sum(dim=1)
 
-    def means(values_BT: Tensor) -> list[float]:
-        kept_BT = torch.where(stats.loss_mask_BT, values_BT.double(), 0.0)
-        result: list[float] = (kept_BT.sum(dim=1) / num_tokens_B).tolist()
+    def means(values_BT: Tensor, mask_BT: Tensor = stats.loss_mask_BT) -> list[float]:
+        kept_BT = torch.where(mask_BT, values_BT.double(), 0.0)
+        result: list[float] = (kept_BT.sum(dim=1) / mask_BT.sum(dim=1)).tolist()
         return result
 
     columns: dict[str, Sequence[float | None]] = {
@@ -79,6 +84,13 @@ def sample_stats(stats: TokenStats) -> list[SampleStats]:
     }
     if stats.kl_BT is not None:
         columns["kl_mean"] = means(stats.kl_BT)
+    has_prefix_B = stats.prefix_mask_BT.any(dim=1).tolist()
+    for name, values_BT in (
+        ("prefix_weight_mean", stats.prefix_weights_BT),
+        ("prefix_logprob_mean", stats.logprobs_BT),
+    ):
+        found = means(values_BT, stats.prefix_mask_BT)
+        columns[name] = [v if has else None for v, has in zip(found, has_prefix_B, strict=True)]
     has_sampler_B = stats.has_sampler_BT.any(dim=1).tolist()
     for name in ("mismatch_mean", "mismatch_max"):
         columns[name] = [

@@ -75,7 +75,7 @@ class FakeSampler:
         return [self._complete(request, params) for request in requests]
 
     def _complete(self, request: SampleRequest, params: SamplingParams) -> Completion:
-        ids = list(self._script(request, params))[: params.max_tokens]
+        ids = list(self._script(request, params))[: request.limit(params)]
         ends = [place for place, token in enumerate(ids) if token in self._policy.eos_token_ids]
         ids = ids[: ends[0] + 1] if ends else ids
         is_greedy = params.temperature == 0

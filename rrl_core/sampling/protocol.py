@@ -16,10 +16,18 @@ SyncMode = Literal["lora", "merged", "shared"]
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One completion asked for: the given token ids and the seed of its draw."""
+    """One completion asked for: the given token ids and the seed of its draw.
+
+    `max_tokens` is a limit of its own, below the one of `SamplingParams`; None: that one.
+    """
 
     prompt_ids: tuple[int, ...]
     seed: int
+    max_tokens: int | None = None
+
+    def limit(self, params: "SamplingParams") -> int:
+        """Return how many tokens it may have."""
+        return min(params.max_tokens, self.max_tokens or params.max_tokens)
 
 
 @dataclass(frozen=True)

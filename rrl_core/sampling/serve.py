@@ -35,10 +35,11 @@ def _refusal(request: SampleRequest, params: SamplingParams, context_tokens: int
     num_prompt_tokens = len(request.prompt_ids)
     if num_prompt_tokens == 0:
         return "expected a prompt of at least one token, got an empty one"
-    if num_prompt_tokens + params.max_tokens > context_tokens:
+    max_tokens = request.limit(params)
+    if num_prompt_tokens + max_tokens > context_tokens:
         return (
             f"expected prompt + max_tokens <= {context_tokens} (the context), got "
-            f"{num_prompt_tokens} + {params.max_tokens}; shorten the prompt or lower max_tokens"
+            f"{num_prompt_tokens} + {max_tokens}; shorten the prompt or lower max_tokens"
         )
     return None
 

@@ -121,17 +121,18 @@ def sample_batch(
     rows = _prefill(policy, requests, cache)
     uniforms_BT = _uniforms(requests, params.max_tokens).to(policy.device)
     eos = torch.tensor(sorted(policy.eos_token_ids), device=policy.device)
+    limits_B = torch.tensor([r.limit(params) for r in requests], device=policy.device)
     ids: list[list[int]] = [[] for _ in requests]
     logprobs: list[list[float]] = [[] for _ in requests]
-    for step in range(params.max_tokens):
+    for step in range(int(limits_B.max())):
         uniforms_B = uniforms_BT[rows.indices_B, step]
         tokens_B, logprobs_B = draw_tokens(rows.logits_BV, params, uniforms_B)
         drawn = zip(rows.indices_B.tolist(), tokens_B.tolist(), logprobs_B.tolist(), strict=True)
         for index, token, logprob in drawn:
             ids[index].append(token)
             logprobs[index].append(logprob)
-        is_open_B = ~torch.isin(tokens_B, eos)
-        if step + 1 == params.max_tokens or not is_open_B.any():
+        is_open_B = ~torch.isin(tokens_B, eos) & (step + 1 < limits_B[rows.indices_B])
+        if not is_open_B.any():
             break
         if not is_open_B.all():
             rows.keep(is_open_B)

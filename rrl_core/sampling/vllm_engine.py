@@ -189,7 +189,7 @@ class VllmSampler:
             temperature=params.temperature,
             top_p=params.top_p if is_drawn else 1.0,
             top_k=params.top_k if is_drawn else 0,
-            max_tokens=params.max_tokens,
+            max_tokens=request.limit(params),
             seed=request.seed if self._seed_mode == "sample" and is_drawn else None,
             logprobs=0,  # of the sampled token alone
             stop_token_ids=sorted(self._policy.eos_token_ids),
