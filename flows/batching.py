@@ -1,7 +1,13 @@
-"""From scored groups to the batch of each optimizer step: who enters, with what advantage, when."""
+"""From scored groups to the batch of each optimizer step: who enters, with what advantage, when.
+
+A replayed trajectory joins the fresh group of its prompt, so it is compared with what the policy
+does today. Continuations of a state are a group, and so are the retries of a prompt.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 from flows.config import RunConfig
 from flows.translate import Row
@@ -9,12 +15,37 @@ from rrl_core.algorithms.advantages import group_advantages
 from rrl_core.algorithms.dapo import informative_rows
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.policy.learner import plan_steps
+from rrl_core.replay.credit import prefix_advantage
 from rrl_core.seeds import derive_seed
 
+UNITS = {"attempt": "fresh", "continuation": "state", "retry": "prompt"}
 
-def replay_rows(
-    config: RunConfig, iteration: int, rollouts: Sequence[Row], scores: Mapping[str, Row]
-) -> list[Row]:
+
+@dataclass(frozen=True)
+class Scored:
+    """A committed rollout, the score that is its reward, and the pick that brought it, if one did.
+
+    `prefix_has_logprobs` tells of a continuation whether its given tokens have stored log-probs.
+    """
+
+    rollout: Row
+    score: Row | None
+    pick: Row | None = None
+    prefix_has_logprobs: bool = False
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None where there is no judgement."""
+        return None if self.score is None else self.score["value"]
+
+    @property
+    def unit(self) -> str:
+        """The unit of replay it belongs to, or fresh."""
+        is_old = self.pick is not None and self.pick["unit"] == "trajectory"
+        return "trajectory" if is_old else UNITS[self.rollout["role"]]
+
+
+def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> list[Row]:
     """Return the `replays` rows of an iteration, one per sample and optimizer step.
 
     Rollouts without a reward are left out; under an algorithm with dynamic sampling so are the
@@ -23,49 +54,106 @@ def replay_rows(
     Args:
         config: the run's configuration.
         iteration: the iteration that learns.
-        rollouts: committed rows of `rollouts`, in order.
-        scores: the reward scorer's committed row of `scores` by rollout id.
+        scored: the iteration's rollouts in order, then the replayed trajectories.
     """
     algorithm = ALGORITHMS[config.learner.algorithm]
-    groups = [row["group_id"] for row in rollouts]
-    rewards = [
-        scores[r["event_id"]]["value"] if r["event_id"] in scores else None for r in rollouts
-    ]
+    groups = _group_ids(scored)
+    rewards = [s.reward for s in scored]
     advantages = group_advantages(rewards, groups, config.learner.algorithm)
+    credits = _prefix_advantages(config, scored, groups)
     is_used = [reward is not None for reward in rewards]
     if algorithm.dynamic_sampling:
-        is_used = informative_rows(rewards, groups)
+        informative = informative_rows(rewards, groups)
+        is_used = [i or (u and c > 0) for i, u, c in zip(informative, is_used, credits, strict=True)]
     used = [i for i, use in enumerate(is_used) if use]
     seed = derive_seed(config.run.seed, "steps", iteration)
-    steps = plan_steps([groups[i] for i in used], config.learner.steps, config.learner.epochs, seed)
+    keys = _step_keys(scored, groups)
+    steps = plan_steps([keys[i] for i in used], config.learner.steps, config.learner.epochs, seed)
     rows = []
     for step, chosen in enumerate(steps):
         batch = [used[i] for i in chosen]
-        batch_id = _batch_id([rollouts[i]["event_id"] for i in batch])
+        batch_id = _batch_id([scored[i].rollout["event_id"] for i in batch])
         for position, i in enumerate(batch):
             facts = {"step": step, "batch_id": batch_id, "position": position}
-            rows.append(facts | _fresh_row(rollouts[i], scores, iteration, advantages[i]))
+            facts |= {"iteration": iteration, "group_id": groups[i], "advantage": advantages[i]}
+            rows.append(facts | _sample_row(scored[i], iteration, credits[i]))
     return rows
 
 
-def _fresh_row(
-    rollout: Row, scores: Mapping[str, Row], iteration: int, advantage: float | None
-) -> Row:
-    score = scores[rollout["event_id"]]
+def _group_ids(scored: Sequence[Scored]) -> list[str]:
+    """Return the group of each: a trajectory's is the fresh one of its prompt."""
+    fresh = {s.rollout["prompt_id"]: s.rollout["group_id"] for s in scored if s.unit == "fresh"}
+    return [
+        fresh.get(s.rollout["prompt_id"], s.rollout["group_id"])
+        if s.unit == "trajectory"
+        else s.rollout["group_id"]
+        for s in scored
+    ]
+
+
+def _step_keys(scored: Sequence[Scored], groups: Sequence[str]) -> list[str]:
+    """Return what decides which groups meet in a step: the same in a fork as in its original."""
+    keys: dict[str, str] = {}
+    for group, s in zip(groups, scored, strict=True):
+        if s.unit != "trajectory":
+            parts = (s.rollout["role"], s.rollout["prompt_id"], s.rollout["prefix_tokens"])
+            keys[group] = " ".join(map(str, parts))
+    return [keys.get(group, group) for group in groups]
+
+
+def _prefix_advantages(
+    config: RunConfig, scored: Sequence[Scored], groups: Sequence[str]
+) -> list[float]:
+    """Return what the given tokens of each continuation enter the loss with; 0 for all others."""
+    rewards: dict[str, list[float]] = {}
+    for group, s in zip(groups, scored, strict=True):
+        if s.unit == "state" and s.reward is not None:
+            rewards.setdefault(group, []).append(s.reward)
+    return [
+        prefix_advantage(fmean(rewards[group]), s.pick["prompt_mean_reward"], s.pick["p_hat"])
+        if s.pick is not None and s.unit == "state" and group in rewards and _may_credit(config, s)
+        else 0.0
+        for group, s in zip(groups, scored, strict=True)
+    ]
+
+
+def _may_credit(config: RunConfig, scored: Scored) -> bool:
+    credit = config.replay.credit
+    return credit == "direct" or (credit == "corrected" and scored.prefix_has_logprobs)
+
+
+def _sample_row(scored: Scored, iteration: int, credit: float) -> Row:
+    rollout, pick, score = scored.rollout, scored.pick, scored.score
+    assert score is not None
+    is_state = scored.unit == "state"
     return {
-        "iteration": iteration,
         "rollout_id": rollout["event_id"],
-        "unit": "fresh",
+        "unit": scored.unit,
         "source_run_id": rollout["run_id"],
-        "group_id": rollout["group_id"],
         "score_id": score["event_id"],
         "reward": score["value"],
-        "advantage": advantage,
-        "priority": None,
-        "probability": None,
-        "pick_kind": "fresh",
+        "priority": None if pick is None else pick["priority"],
+        "probability": None if pick is None else pick["probability"],
+        "pick_kind": "fresh" if pick is None else pick["pick_kind"],
         "age": iteration - 1 - rollout["policy_version"],
+        "pick_id": None if pick is None else pick["event_id"],
+        "prefix_tokens": rollout["prefix_tokens"] if is_state else None,
+        "prefix_advantage": credit if is_state else None,
     }
+
+
+def picks_by_rollout(picks: Sequence[Row], rollouts: Sequence[Row]) -> Mapping[str, Row]:
+    """Return the pick that brought each replayed rollout of the iteration, by rollout id."""
+    of_unit = {(p["unit"], p["entry_id"]): p for p in picks}
+    found = {}
+    for rollout in rollouts:
+        key = {
+            "continuation": ("state", rollout["parent_id"]),
+            "retry": ("prompt", rollout["prompt_id"]),
+        }.get(rollout["role"])
+        if key in of_unit:
+            found[rollout["event_id"]] = of_unit[key]
+    return found
 
 
 def _batch_id(rollout_ids: Sequence[str]) -> str:

@@ -129,6 +129,43 @@ def show(
 
 
 @app.command()
+def audit(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Only this iteration's steps, sample by sample.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Derive what every step learned from again, and name what differs."""
+    from flows import history_commands
+
+    history_commands.run_audit(run_id, step, store, as_json)
+
+
+@app.command()
+def materialize(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")],
+    as_of: Annotated[int | None, typer.Option(help="The buffer as of this commit.")] = None,
+    scorer: Annotated[
+        str | None,
+        typer.Option(help="Version of the value model that judges states; none: success rates."),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option(help="What is different now, under the newest judge, and why.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Entries shown.")] = 20,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the replay buffer of a run with the factors of its entries."""
+    from flows import history_commands
+
+    request = history_commands.MaterializeRequest(run_id, as_of, scorer, diff, limit)
+    history_commands.run_materialize(request, store, as_json)
+
+
+@app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="New folder for rrl.duckdb and views.sql.")],
     as_of: Annotated[int | None, typer.Option(help="Write what was known at this commit.")] = None,

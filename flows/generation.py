@@ -5,7 +5,7 @@ A batch is the unit of resumption: it is in the log whole, or it is generated ag
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import storage
@@ -17,13 +17,28 @@ from rrl_core.tasks.protocol import Prompt
 
 
 @dataclass(frozen=True)
+class Group:
+    """Completions that will be compared: how many of a prompt, or of a state, in which role.
+
+    Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
+    their hash.
+    """
+
+    role: str
+    prompt: Prompt
+    size: int
+    parent_id: str = ""
+    prefix_ids: tuple[int, ...] = ()
+    prefix_sha256: str = ""
+
+
+@dataclass(frozen=True)
 class Phase:
-    """What a phase samples: `group_size` completions of each prompt, in one role, in one way."""
+    """What a phase samples, in one way."""
 
     iteration: int
-    role: str
-    prompts: Sequence[Prompt]
-    group_size: int
+    name: str
+    groups: Sequence[Group]
     params: SamplingParams
 
 
@@ -32,15 +47,15 @@ class PlannedRollout:
     """One rollout asked for: its place, its prompt, and the request to the sampler."""
 
     place: Row
-    prompt: Prompt
+    group: Group
     request: SampleRequest
 
 
-def attempts_phase(session: Session, iteration: int, prompts: Sequence[Prompt]) -> Phase:
-    """Return the phase that samples an iteration's fresh groups."""
+def training_phase(session: Session, iteration: int, groups: Sequence[Group]) -> Phase:
+    """Return the phase that samples what an iteration learns from, replayed states included."""
     s = session.config.sampler
     params = SamplingParams(s.temperature, s.top_p, s.top_k, s.max_tokens)
-    return Phase(iteration, "attempt", prompts, s.group_size, params)
+    return Phase(iteration, "attempt", groups, params)
 
 
 def evaluation_phase(session: Session, iteration: int) -> Phase:
@@ -49,26 +64,30 @@ def evaluation_phase(session: Session, iteration: int) -> Phase:
     params = SamplingParams(
         e.temperature, max_tokens=e.max_tokens or session.config.sampler.max_tokens
     )
-    return Phase(iteration, "evaluation", session.prompts("eval")[: e.prompts], 1, params)
+    groups = [Group("evaluation", prompt, 1) for prompt in session.prompts("eval")[: e.prompts]]
+    return Phase(iteration, "evaluation", groups, params)
 
 
 def plan_batches(session: Session, phase: Phase) -> Iterator[tuple[str, list[PlannedRollout]]]:
     """Yield (batch key, rollouts) of the phase, cut by index before anything is generated."""
-    root = session.config.run.seed
-    planned = []
-    for prompt in phase.prompts:
-        prompt_ids = tuple(session.policy.encode(prompt.messages))
-        for index in range(phase.group_size):
-            place = rollout_place(
-                session.run_id, phase.iteration, phase.role, prompt.prompt_id, index
-            )
-            seed = derive_seed(
-                root, phase.role, phase.iteration, prompt.prompt_id, index, place["attempt"]
-            )
-            planned.append(PlannedRollout(place, prompt, SampleRequest(prompt_ids, seed)))
+    planned = [rollout for group in phase.groups for rollout in _planned(session, phase, group)]
     size = session.config.sampler.batch_sequences
     for number, first in enumerate(range(0, len(planned), size)):
-        yield f"i{phase.iteration:06d}-{phase.role}-{number:04d}", planned[first : first + size]
+        yield f"i{phase.iteration:06d}-{phase.name}-{number:04d}", planned[first : first + size]
+
+
+def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRollout]:
+    """Yield a group's rollouts; seeds follow from places, and from nothing that names the run."""
+    prompt_id = group.prompt.prompt_id
+    given_ids = tuple(session.policy.encode(group.prompt.messages)) + group.prefix_ids
+    max_tokens = phase.params.max_tokens - len(group.prefix_ids) if group.prefix_ids else None
+    for index in range(group.size):
+        place = rollout_place(session.run_id, phase.iteration, group.role, prompt_id, index)
+        place |= {"parent_id": group.parent_id}
+        parts = (group.role, phase.iteration, prompt_id, index, place["attempt"])
+        state = (group.prefix_sha256,) if group.prefix_ids else ()
+        seed = derive_seed(session.config.run.seed, *parts, *state)
+        yield PlannedRollout(place, group, SampleRequest(given_ids, seed, max_tokens))
 
 
 def generate_phase(session: Session, phase: Phase) -> int:
@@ -84,8 +103,8 @@ def generate_phase(session: Session, phase: Phase) -> int:
         for row in session.store.read("rollouts", run_id=session.run_id, iteration=phase.iteration)
     }
     num_generated = 0
-    total = len(phase.prompts) * phase.group_size
-    with session.progress.phase(f"{phase.role}s of iteration {phase.iteration}", total) as advance:
+    total = sum(group.size for group in phase.groups)
+    with session.progress.phase(f"{phase.name}s of iteration {phase.iteration}", total) as advance:
         for batch_key, batch in plan_batches(session, phase):
             if session.should_stop:
                 break
@@ -112,10 +131,12 @@ def _generate_batch(
         "generate_s": time.monotonic() - started,
     }
     pairs = [
-        rollout_rows(p.place, p.request, phase.params, completion, facts)
+        rollout_rows(p.place, p.request, phase.params, _whole(session, p, completion), facts)
         for p, completion in zip(batch, completions, strict=True)
     ]
-    prompts = {p.prompt.prompt_id: p.prompt for p in batch}
+    for p, (rollout, _) in zip(batch, pairs, strict=True):
+        rollout["prefix_tokens"] = len(p.group.prefix_ids)
+    prompts = {p.group.prompt.prompt_id: p.group.prompt for p in batch}
     session.writer.append(
         {
             "prompts": [prompt_row(prompt) for prompt in prompts.values()],
@@ -125,6 +146,14 @@ def _generate_batch(
         },
         batch_key=batch_key,
     )
+
+
+def _whole(session: Session, planned: PlannedRollout, completion: Completion) -> Completion:
+    """Return the completion with the text of the whole response, its given tokens included."""
+    given = planned.group.prefix_ids
+    if not given or completion.error is not None:
+        return completion
+    return replace(completion, text=session.policy.decode(given + completion.completion_ids))
 
 
 def _sample(
@@ -177,7 +206,7 @@ def _failed_prompts(
 ) -> list[Row]:
     """Return one `failures` row per prompt that the sampler could not serve."""
     failed = {
-        p.prompt.prompt_id: completion.error
+        p.group.prompt.prompt_id: completion.error
         for p, completion in zip(batch, completions, strict=True)
         if completion.error is not None
     }

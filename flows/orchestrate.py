@@ -32,6 +32,8 @@ class Steps:
     score: StepFunction
     plan_batch: StepFunction
     learn: StepFunction
+    refit: StepFunction
+    rescore: StepFunction
     evaluate: StepFunction
     track: StepFunction
     compact: StepFunction

@@ -10,15 +10,21 @@ from contextlib import contextmanager
 from functools import partial
 
 import storage
+from flows import refitting, replaying
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
-from flows.generation import Phase, attempts_phase, evaluation_phase, generate_phase, record_failure
-from flows.translate import Row, learn_sample, learned_rows, score_row, update_row
+from flows.generation import (
+    Phase,
+    evaluation_phase,
+    generate_phase,
+    record_failure,
+    training_phase,
+)
+from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
+from flows.retrying import compare_with_old
+from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
-from rrl_core.policy.learner import LearnSample
-from rrl_core.tasks.protocol import Prompt
 from rrl_core.tasks.scorers import score_all
-from rrl_core.tasks.selection import select_prompts
 
 MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more than merging them
 
@@ -49,7 +55,8 @@ def pin(run_id: str, iteration: int) -> int:
         "iteration": iteration,
         "as_of": head.number,
         "as_of_sha256": head.sha256,
-        "scorer_versions_json": json.dumps(versions),
+        "scorer_versions_json": json.dumps(versions | replaying.value_version(session)),
+        "views_json": json.dumps(storage.view_digests(replaying.VIEW)),
     }
     closes = iteration - 1 if iteration > 0 else None
     committed = session.writer.append(
@@ -58,23 +65,33 @@ def pin(run_id: str, iteration: int) -> int:
     return int(committed.rows["views_pinned"][0]["as_of"])
 
 
-def pick(run_id: str, iteration: int) -> list[str]:
-    """Choose the prompts that get fresh groups; return their ids."""
-    return [prompt.prompt_id for prompt in _picked(session_of(run_id), iteration)]
+def pick(run_id: str, iteration: int) -> int:
+    """Choose what of its history the iteration goes back to; return the number of picks."""
+    session = session_of(run_id)
+    read = partial(session.store.read, run_id=run_id, iteration=iteration)
+    if not session.config.replay.units or read("replay_plans"):
+        return len(read("picks"))
+    pinned = replaying.Pin.of_row(read("views_pinned")[0])
+    decided = replaying.decide(session.store, run_id, session.config, iteration, pinned)
+    session.writer.append(
+        {"replay_plans": [decided.plan], "picks": decided.picks}, batch_key=f"i{iteration:06d}-pick"
+    )
+    return len(decided.picks)
 
 
 def generate(run_id: str, iteration: int) -> int:
-    """Sample the iteration's fresh groups; return how many sequences were new."""
+    """Sample fresh groups, continuations and retries; return how many sequences were new."""
     session = session_of(run_id)
-    phase = attempts_phase(session, iteration, _picked(session, iteration))
+    phase = training_phase(session, iteration, replaying.groups(session, iteration))
     return _sampled(session, phase)
 
 
-def score(run_id: str, iteration: int, role: str = "attempt") -> int:
-    """Judge every rollout of `role` that a scorer has not judged yet; return the new scores."""
+def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
+    """Judge every rollout of a phase that a scorer has not judged yet; return the new scores."""
     session = session_of(run_id)
-    rollouts = _rollouts(session, iteration, role)
-    prompts = {p.prompt_id: p for p in session.prompts("train" if role == "attempt" else "eval")}
+    is_training = phase == "attempt"
+    rollouts = _rollouts(session, iteration, TRAINED_ROLES if is_training else (phase,))
+    prompts = {p.prompt_id: p for p in session.prompts("train" if is_training else "eval")}
     done = {
         (row["target_id"], row["scorer"], row["scorer_version"])
         for row in session.store.read("scores", run_id=run_id, iteration=iteration)
@@ -89,16 +106,24 @@ def score(run_id: str, iteration: int, role: str = "attempt") -> int:
         )
         elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(missing))
         rows += [score_row(r, scorer, s, elapsed_ms) for r, s in zip(missing, judged, strict=True)]
-    session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-{role}-scores")
+    session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-{phase}-scores")
     return len(rows)
 
 
 def plan_batch(run_id: str, iteration: int) -> int:
-    """Turn scored groups into the batch of each optimizer step; return the samples planned."""
+    """Turn scored groups into the batch of each optimizer step; return the samples planned.
+
+    What was replayed is compared with what it was replayed for, in the same commit.
+    """
     session = session_of(run_id)
-    rollouts = _rollouts(session, iteration, "attempt")
-    rows = replay_rows(session.config, iteration, rollouts, _rewards(session, iteration))
-    session.writer.append({"replays": rows}, batch_key=f"i{iteration:06d}-batch")
+    judge = (session.reward_scorer.name, session.reward_scorer.version)
+    scored = scored_samples(session.store, run_id, iteration, judge)
+    rows = replay_rows(session.config, iteration, scored)
+    compared = compare_with_old(session, iteration, scored)
+    session.writer.append(
+        {"replays": rows, "retries": compared.retries, "scores": compared.scores},
+        batch_key=f"i{iteration:06d}-batch",
+    )
     return len(rows)
 
 
@@ -107,7 +132,7 @@ def learn(run_id: str, iteration: int) -> int:
     session = session_of(run_id)
     if session.sampler.policy_version >= iteration:  # published before the run was resumed
         return iteration
-    steps = _planned_samples(session, iteration)
+    steps = planned_steps(session.store, run_id, iteration)
     session.sampler.sleep()
     unique = {s.rollout_id: s for _, batch in steps for s in batch}
     # Later steps of an iteration are off-policy: they need the log-probs from before the first.
@@ -128,6 +153,16 @@ def learn(run_id: str, iteration: int) -> int:
     return iteration
 
 
+def refit(run_id: str, iteration: int) -> str:
+    """Fit a value model on the run's history and examine it; return its verdict."""
+    return refitting.refit(session_of(run_id), iteration)
+
+
+def rescore(run_id: str, iteration: int) -> int:
+    """Judge the run's states by the newest value model; return the new scores."""
+    return refitting.rescore(session_of(run_id), iteration)
+
+
 def evaluate(run_id: str, iteration: int) -> int:
     """Sample and judge the held-out prompts with the present policy; return the new sequences."""
     session = session_of(run_id)
@@ -136,7 +171,7 @@ def evaluate(run_id: str, iteration: int) -> int:
         return num_new
     score(run_id, iteration, "evaluation")
     rows = evaluation_rows(
-        _rollouts(session, iteration, "evaluation"),
+        _rollouts(session, iteration, ("evaluation",)),
         session.store.read("scores", run_id=run_id, iteration=iteration),
     )
     session.writer.append({"evaluations": rows}, batch_key=f"i{iteration:06d}-evaluation")
@@ -190,12 +225,6 @@ def _recorded_tracking(session: Session, iteration: int) -> Iterator[None]:
         record_failure(session, iteration, "track", "mlflow", error)
 
 
-def _picked(session: Session, iteration: int) -> list[Prompt]:
-    prompts = session.prompts("train")
-    run, per_iteration = session.config.run, session.config.sampler.prompts
-    return [prompts[i] for i in select_prompts(len(prompts), iteration, per_iteration, run.seed)]
-
-
 def _sampled(session: Session, phase: Phase) -> int:
     started = time.monotonic()
     num_new = generate_phase(session, phase)
@@ -203,36 +232,10 @@ def _sampled(session: Session, phase: Phase) -> int:
     return num_new
 
 
-def _rollouts(session: Session, iteration: int, role: str) -> list[Row]:
-    """Return the iteration's committed rollouts of `role` that hold a completion."""
+def _rollouts(session: Session, iteration: int, roles: tuple[str, ...]) -> list[Row]:
+    """Return the iteration's committed rollouts of `roles` that hold a completion."""
     rows = session.store.read("rollouts", run_id=session.run_id, iteration=iteration)
-    return [row for row in rows if row["role"] == role and row["status"] == "ok"]
-
-
-def _rewards(session: Session, iteration: int) -> dict[str, Row]:
-    """Return the committed row of the reward scorer by rollout id."""
-    scorer = session.reward_scorer
-    rows = session.store.read("scores", run_id=session.run_id, iteration=iteration)
-    wanted = (scorer.name, scorer.version)
-    return {r["target_id"]: r for r in rows if (r["scorer"], r["scorer_version"]) == wanted}
-
-
-def _planned_samples(session: Session, iteration: int) -> list[tuple[str, list[LearnSample]]]:
-    """Return (batch id, samples) of each planned step, read back from the log."""
-    read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
-    rollouts = {row["event_id"]: row for row in read("rollouts")}
-    tokens = {row["rollout_id"]: row for row in read("rollout_tokens")}
-    steps: dict[int, list[Row]] = {}
-    for row in read("replays"):
-        steps.setdefault(row["step"], []).append(row)
-    planned = []
-    for step in sorted(steps):
-        rows = sorted(steps[step], key=lambda row: int(row["position"]))
-        samples = [
-            learn_sample(r, rollouts[r["rollout_id"]], tokens[r["rollout_id"]]) for r in rows
-        ]
-        planned.append((rows[0]["batch_id"], samples))
-    return planned
+    return [row for row in rows if row["role"] in roles and row["status"] == "ok"]
 
 
 def _publish(session: Session, iteration: int, version: int, learned: dict[str, list[Row]]) -> None:

@@ -1,13 +1,12 @@
 """MLflow: a projection of the event log, never the record. The only file that imports mlflow."""
 
-import json
 import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 from flows.config import RunConfig
+from flows.metrics import iteration_metrics
 from storage import Store
 
 RUN_TAG = "rrl.run_id"
@@ -111,27 +110,6 @@ class Tracker:
             for name, value in _short_params(self._config).items():
                 client.log_param(self._mlflow_run_id, name, value)
         self._client = client
-
-
-def iteration_metrics(store: Store, run_id: str, iteration: int) -> dict[str, float]:
-    """Return the iteration's metrics by MLflow name, read from the log; never NaN or infinite."""
-    metrics: dict[str, Any] = {"iteration": float(iteration)}
-    for row in store.view("training_history", run_id=run_id, iteration=iteration):
-        metrics |= {
-            "reward/mean": row["mean_reward"],
-            "group/frac_all_wrong": row["frac_groups_all_wrong"],
-            "group/frac_all_right": row["frac_groups_all_right"],
-            "throughput/sampled_tokens_per_s": row["sampled_tokens_per_s"],
-        }
-    updates = store.read("updates", run_id=run_id, iteration=iteration)
-    for row in updates:  # the last step of the iteration stands for it
-        metrics |= json.loads(row["metrics_json"])
-        metrics |= {"learn/loss": row["loss"], "learn/grad_norm": row["grad_norm"]}
-    if updates:
-        metrics["time/learn_s"] = math.fsum(row["learn_s"] for row in updates)
-    for row in store.read("evaluations", run_id=run_id, iteration=iteration):
-        metrics[f"eval/{row['scorer']}"] = row["mean_score"]
-    return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
 def _milliseconds(store: Store, run_id: str, iteration: int) -> int:

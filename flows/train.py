@@ -4,8 +4,10 @@ The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departu
 
 1. The learner trains only on rows read back from the event log, never on what a sampler returned.
 2. An iteration first pins the commit it reads history as of; a resumed iteration keeps its pin.
-3. Every step may be called again: what is committed is kept. Resuming is running the same loop.
-4. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
+3. `pick` chooses what of its history an iteration goes back to: promising states, old successes,
+   prompts once solved (RRL, arXiv 2504.14363). Every few iterations history is judged again.
+4. Every step may be called again: what is committed is kept. Resuming is running the same loop.
+5. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
 """
 
 import secrets
@@ -33,6 +35,9 @@ def train_loop(run_id: str, step: Steps) -> None:
             step.score(run_id, iteration)
             step.plan_batch(run_id, iteration)
             step.learn(run_id, iteration)
+        if session.config.is_refitted(iteration):
+            step.refit(run_id, iteration)
+            step.rescore(run_id, iteration)
         if session.config.is_evaluated(iteration):
             step.evaluate(run_id, iteration)
         step.track(run_id, iteration)

@@ -9,6 +9,7 @@ import storage
 from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
 from rrl_core.tasks.protocol import Prompt, Score, Scorer
+from rrl_core.tasks.signature import solution_signature
 
 Row = dict[str, Any]
 
@@ -40,8 +41,9 @@ def rollout_place(run_id: str, iteration: int, role: str, prompt_id: str, sample
 
 
 def group_id(place: Mapping[str, Any]) -> str:
-    """Return the id shared by the rollouts of one prompt in one phase of a run."""
+    """Return the id shared by the rollouts of one prompt or state in one phase of a run."""
     parts = [place["run_id"], place["iteration"], place["role"], place["prompt_id"]]
+    parts += [place["parent_id"]] if place["parent_id"] else []
     return "g-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
@@ -87,10 +89,12 @@ def rollout_rows(
     return rollout, tokens
 
 
-def score_row(rollout: Row, scorer: Scorer, score: Score, elapsed_ms: float) -> Row:
-    """Return the `scores` row of one judgement."""
+def score_row(
+    rollout: Row, scorer: Scorer, score: Score, elapsed_ms: float, iteration: int | None = None
+) -> Row:
+    """Return the `scores` row of one judgement, made in the rollout's iteration or another."""
     return {
-        "iteration": rollout["iteration"],
+        "iteration": rollout["iteration"] if iteration is None else iteration,
         "target_id": rollout["event_id"],
         "scorer": scorer.name,
         "scorer_version": scorer.version,
@@ -102,20 +106,49 @@ def score_row(rollout: Row, scorer: Scorer, score: Score, elapsed_ms: float) -> 
         "components_json": json.dumps(dict(score.components), sort_keys=True),
         "feedback": score.feedback,
         "elapsed_ms": elapsed_ms,
+        "signature": solution_signature(rollout["completion"]) if score.status == "ok" else None,
     }
 
 
-def learn_sample(replay: Row, rollout: Row, tokens: Row) -> LearnSample:
-    """Return what the learner needs of one planned sample, from rows read back."""
-    logprobs = tokens["sampler_logprobs"]
+def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
+    """Return the `scores` row of a state judged by a value model."""
+    return {
+        "iteration": iteration,
+        "target_id": state_id,
+        "scorer": "value",
+        "scorer_version": version,
+        "attempt": 0,
+        "target_kind": "state",
+        "kind": "value",
+        "value": value,
+        "status": "ok",
+        "components_json": "{}",
+        "feedback": "",
+        "elapsed_ms": 0.0,
+    }
+
+
+def learn_sample(
+    replay: Row, rollout: Row, tokens: Row, source_logprobs: Sequence[float] | None
+) -> LearnSample:
+    """Return what the learner needs of one planned sample, from rows read back.
+
+    `source_logprobs` are those of the rollout that a continuation's given tokens come from.
+    """
+    logprobs, num_given = tokens["sampler_logprobs"], replay["prefix_tokens"] or 0
+    num_prompt = len(tokens["prompt_ids"]) - num_given
+    given_logprobs = None if source_logprobs is None else tuple(source_logprobs[:num_given])
     return LearnSample(
         rollout_id=replay["rollout_id"],
         group_id=replay["group_id"],
-        prompt_ids=tuple(tokens["prompt_ids"]),
+        prompt_ids=tuple(tokens["prompt_ids"][:num_prompt]),
         completion_ids=tuple(tokens["completion_ids"]),
         sampler_logprobs=None if logprobs is None else tuple(logprobs),
         advantage=replay["advantage"],
         temperature=rollout["temperature"],
+        prefix_ids=tuple(tokens["prompt_ids"][num_prompt:]),
+        prefix_logprobs=given_logprobs if num_given else None,
+        prefix_advantage=replay["prefix_advantage"] or 0.0,
     )
 
 

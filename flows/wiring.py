@@ -18,6 +18,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.machine import package_versions
 from flows.progress import Progress
+from flows.states import StateFeatures
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
@@ -46,6 +47,7 @@ class Session:
     tracker: Tracker
     progress: Progress
     make_sampler: Callable[[], Sampler]
+    state_features: StateFeatures
     should_stop: bool = False
     started_s: float = field(default_factory=time.monotonic)
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
@@ -111,6 +113,7 @@ def open_session(
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
                 progress, new_sampler,
+                StateFeatures(store, run_id, policy, config.learner.micro_batch_tokens),
             )  # fmt: skip
             _sessions[run_id] = session
             try:
@@ -132,7 +135,11 @@ def model_spec(config: RunConfig) -> ModelSpec:
 def learner_config(config: RunConfig) -> LearnerConfig:
     """Translate the learner section."""
     fields = config.learner.model_dump(exclude={"steps", "epochs"})
-    return LearnerConfig(**fields, max_completion_tokens=config.sampler.max_tokens)
+    return LearnerConfig(
+        **fields,
+        max_completion_tokens=config.sampler.max_tokens,
+        prefix_credit=config.replay.credit,
+    )
 
 
 def sampler_settings(config: RunConfig) -> SamplerSettings:

@@ -192,8 +192,8 @@ ROLLOUTS = Table(
         Column(
             "role",
             TEXT,
-            "attempt, evaluation; later review, second_attempt, continuation, "
-            "retry, control, imported.",
+            "attempt, continuation (of a state), retry (of a prompt), evaluation; later review, "
+            "second_attempt, control, imported.",
             place=True,
         ),
         Column("prompt_id", TEXT, "The prompt.", place=True),
@@ -211,7 +211,11 @@ ROLLOUTS = Table(
         Column("finish_reason", TEXT, "stop, length or error."),
         Column("status", TEXT, "ok, or error: nothing was sampled."),
         Column("error", TEXT, "What went wrong, when status is error.", nullable=True),
-        Column("completion", TEXT, "Text for people; the token ids are the truth."),
+        Column(
+            "completion",
+            TEXT,
+            "Text of the whole response, given tokens included; the token ids are the truth.",
+        ),
         Column("temperature", REAL, "Sampling temperature; 0 is greedy."),
         Column("top_p", REAL, "Nucleus mass kept; 1 keeps all."),
         Column("top_k", INT, "Tokens kept; 0 keeps all."),

@@ -1,0 +1,217 @@
+"""Audit: what each step learned from, derived again from the log and compared with what was written.
+
+An iteration's pin names a commit and the texts of the views; buffer, picks, advantages and batches
+are functions of the log up to there, of the configuration and of the seed. So they are derived once
+more and must be the same to the last bit; what is not is named.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import storage
+from flows.batching import Scored, replay_rows
+from flows.config import RunConfig
+from flows.planned import scored_samples
+from flows.replaying import Pin, decide
+from flows.translate import Row
+from storage import Store
+
+Reader = partial[list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as derived: where, which column, what is stored, what was derived."""
+
+    iteration: int
+    what: str
+    where: str
+    stored: str
+    derived: str
+
+    def __str__(self) -> str:
+        return (
+            f"iteration {self.iteration}, {self.what}, {self.where}: "
+            f"stored {self.stored}, derived {self.derived}"
+        )
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an iteration planned and learned, and every difference that was found."""
+
+    iteration: int
+    num_picks: int
+    num_planned: int
+    num_learned: int
+    differences: list[Difference]
+
+
+def audit(
+    store: Store, run_id: str, config: RunConfig, iterations: Sequence[int] | None = None
+) -> Iterator[Audited]:
+    """Derive the iterations of a run again (None: all that learned) and compare.
+
+    Raises:
+        DamagedError: a commit or segment is missing or was changed; names it.
+        StorageError: an iteration was never begun.
+    """
+    storage.require_whole(store)
+    pins = {row["iteration"]: row for row in store.read("views_pinned", run_id=run_id)}
+    for iteration in iterations or sorted(i for i in pins if i > 0):
+        if iteration not in pins:
+            raise storage.QueryError(
+                f"expected an iteration that run {run_id} began, 1 to {max(pins, default=0)}; came "
+                f"{iteration}"
+            )
+        yield _audit_iteration(store, run_id, config, pins[iteration])
+
+
+def _audit_iteration(store: Store, run_id: str, config: RunConfig, pin: Row) -> Audited:
+    iteration = pin["iteration"]
+    read = partial(store.read, run_id=run_id, iteration=iteration)
+    replays, learned = read("replays"), read("learned_samples")
+    found = [
+        *_pin_differences(store, pin),
+        *_pick_differences(store, run_id, config, pin, read),
+        *_batch_differences(store, run_id, config, pin, replays),
+        *_learned_differences(iteration, replays, read("updates"), learned),
+    ]
+    return Audited(iteration, len(read("picks")), len(replays), len(learned), found)
+
+
+def _pin_differences(store: Store, pin: Row) -> Iterator[Difference]:
+    """Compare the pinned commit with the log, and the pinned views with those installed."""
+    iteration = pin["iteration"]
+    commit = store.log.read(pin["as_of"])
+    sha256 = "none" if commit is None else commit.sha256
+    if sha256 != pin["as_of_sha256"]:
+        where = f"commit {pin['as_of']}"
+        yield Difference(iteration, "pin", where, pin["as_of_sha256"], sha256)
+    pinned: Mapping[str, str] = json.loads(pin["views_json"] or "{}")
+    installed = storage.view_digests(*pinned)
+    for name, digest in pinned.items():
+        if installed.get(name) != digest:
+            where = f"text of view {name}"
+            yield Difference(iteration, "view", where, digest, installed.get(name, "none"))
+
+
+def _pick_differences(
+    store: Store, run_id: str, config: RunConfig, pin: Row, read: Reader
+) -> Iterator[Difference]:
+    plans = read("replay_plans")
+    if not plans:
+        return
+    iteration = pin["iteration"]
+    derived = decide(store, run_id, config, iteration, Pin.of_row(pin))
+    yield from _row_differences(iteration, "replay plan", plans, [derived.plan], ())
+    yield from _row_differences(
+        iteration, "pick", read("picks"), derived.picks, ("unit", "entry_id")
+    )
+
+
+def _batch_differences(
+    store: Store, run_id: str, config: RunConfig, pin: Row, replays: list[Row]
+) -> Iterator[Difference]:
+    iteration = pin["iteration"]
+    [judge, *_] = json.loads(pin["scorer_versions_json"]).items()
+    scored: list[Scored] = scored_samples(store, run_id, iteration, judge)
+    derived = replay_rows(config, iteration, scored) if replays else []
+    yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
+
+
+def _learned_differences(
+    iteration: int, replays: list[Row], updates: list[Row], learned: list[Row]
+) -> Iterator[Difference]:
+    """Compare what was planned into each step that was taken with what it says it learned from."""
+    planned: dict[int, set[str]] = {}
+    batches: dict[int, str] = {}
+    for row in replays:
+        planned.setdefault(row["step"], set()).add(row["rollout_id"])
+        batches[row["step"]] = row["batch_id"]
+    for update in updates:
+        step = update["step"]
+        if update["batch_id"] != batches.get(step):
+            yield Difference(
+                iteration, "update", f"batch of step {step}", update["batch_id"],
+                batches.get(step, "none"),
+            )  # fmt: skip
+        entered = {row["rollout_id"] for row in learned if row["step"] == step}
+        for rollout_id in sorted(entered ^ planned.get(step, set())):
+            is_learned = rollout_id in entered
+            yield Difference(
+                iteration, "learned sample", f"{rollout_id} in step {step}",
+                "learned" if is_learned else "not learned",
+                "not planned" if is_learned else "planned",
+            )  # fmt: skip
+
+
+def _row_differences(
+    iteration: int, what: str, stored: list[Row], derived: list[Row], key: tuple[str, ...]
+) -> Iterator[Difference]:
+    """Compare rows by their key, column by column; a derived row names every column it has."""
+
+    def by_key(rows: list[Row]) -> dict[tuple[Any, ...], Row]:
+        return {tuple(row[name] for name in key): row for row in rows}
+
+    old, new = by_key(stored), by_key(derived)
+    for place in sorted(old.keys() | new.keys()):
+        where = " ".join(map(str, place)) or "row"
+        if place not in old or place not in new:
+            present = ("present", "absent")
+            yield Difference(
+                iteration, what, where, present[place not in old], present[place not in new]
+            )
+            continue
+        for name, value in new[place].items():
+            if old[place][name] != value:
+                yield Difference(
+                    iteration, what, f"{where}, {name}", repr(old[place][name]), repr(value)
+                )
+
+
+def step_samples(store: Store, run_id: str, iteration: int) -> list[Row]:
+    """Return every sample of an iteration's steps: where it is from, and what it was chosen under.
+
+    Facts are read by place and by id, never by a scan, so it is as quick in a long history.
+    """
+    read = partial(store.read, run_id=run_id, iteration=iteration, check_hashes=False)
+    replays = sorted(read("replays"), key=lambda row: (row["step"], row["position"]))
+    rollouts = {row["event_id"]: row for row in read("rollouts")}
+    scores = {row["event_id"]: row for row in read("scores")}
+    picks = {row["event_id"]: row for row in read("picks")}
+    learned = {(row["step"], row["rollout_id"]): row for row in read("learned_samples")}
+    taken = {row["step"] for row in read("updates") if not row["is_skipped"]}
+    rollouts |= _by_id(store, "rollouts", {r["rollout_id"] for r in replays} - rollouts.keys())
+    scores |= _by_id(store, "scores", {r["score_id"] for r in replays} - scores.keys())
+    samples = []
+    for row in replays:
+        rollout, pick = rollouts[row["rollout_id"]], picks.get(row["pick_id"])
+        stats = learned.get((row["step"], row["rollout_id"]), {})
+        samples.append(
+            row
+            | {
+                "state": "learned" if row["step"] in taken else "planned",
+                "role": rollout["role"],
+                "prompt_id": rollout["prompt_id"],
+                "sampled_iteration": rollout["iteration"],
+                "policy_version": rollout["policy_version"],
+                "scorer": scores[row["score_id"]]["scorer"],
+                "scorer_version": scores[row["score_id"]]["scorer_version"],
+                "chosen_under": None if pick is None else pick["scorer_version"],
+                "importance_mean": stats.get("importance_mean"),
+                "num_loss_tokens": stats.get("num_loss_tokens"),
+                "text": rollout["completion"],
+            }
+        )
+    return samples
+
+
+def _by_id(store: Store, table: str, event_ids: set[str]) -> dict[str, Row]:
+    if not event_ids:
+        return {}
+    rows = store.read(table, event_ids=event_ids, check_hashes=False)
+    return {row["event_id"]: row for row in rows}

@@ -1,0 +1,135 @@
+"""What looks at history by today's standard: `rrl audit` and `rrl materialize`."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import storage
+from flows.auditing import Audited, audit, step_samples
+from flows.cli import EXIT_FAILED, print_result
+from flows.materializing import SHOWN, Change, Moment, compare_moments, materialize
+from flows.progress import Progress
+from flows.wiring import stored_config
+from storage import Store
+from storage.answers import printable, table_text
+
+_SAMPLE_COLUMNS = (
+    "step", "position", "state", "unit", "rollout_id", "policy_version", "age", "reward",
+    "scorer_version", "advantage", "priority", "probability", "pick_kind", "text",
+)  # fmt: skip
+_TEXT_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class MaterializeRequest:
+    """What the command line asked for."""
+
+    run_id: str
+    as_of: int | None
+    version: str | None
+    diff: bool
+    limit: int
+
+
+def run_audit(run_id: str, iteration: int | None, store_path: Path, as_json: bool) -> None:
+    """Derive a run's steps again; list the samples of one; exit 1 when something differs."""
+    store = storage.open(store_path)
+    config = stored_config(store, run_id)
+    done: list[Audited] = []
+    iterations = None if iteration is None else [iteration]
+    with Progress() as progress:
+        for audited in audit(store, run_id, config, iterations):
+            done.append(audited)
+            progress.note(_audited_line(audited))
+    samples = [] if iteration is None else step_samples(store, run_id, iteration)
+    differences = [d for audited in done for d in audited.differences]
+    if as_json:
+        facts = {"iterations": [asdict(a) for a in done], "samples": samples}
+        print_result(json.dumps(facts, default=_plain))
+    else:
+        if samples:
+            print_result(_table(_SAMPLE_COLUMNS, [_with_text(row) for row in samples]))
+        for difference in differences:
+            print_result(printable(str(difference)))
+        verdict = f"{len(differences)} differences" if differences else "everything as derived"
+        print_result(f"{store.path}: {run_id}, {len(done)} iterations: {verdict}")
+    if differences:
+        sys.exit(EXIT_FAILED)
+
+
+def run_materialize(request: MaterializeRequest, store_path: Path, as_json: bool) -> None:
+    """Print the entries a run may replay, or what another moment or judge changes about them."""
+    store = storage.open(store_path)
+    storage.require_whole(store)
+    config = stored_config(store, request.run_id)
+    now = Moment(store.number(request.as_of), _known_version(store, request))
+    if request.diff:
+        today = Moment(store.head().number, None)
+        changes = compare_moments(store, request.run_id, config, now, today)
+        _print_changes(changes, request.limit, as_json)
+        return
+    found = materialize(store, request.run_id, config, now, request.limit)
+    reasons = {f"{unit}: {reason}": n for (unit, reason), n in sorted(found.reasons.items())}
+    if as_json:
+        facts = {"as_of": now.as_of, "version": now.version, "reasons": reasons}
+        print_result(json.dumps(facts | {"entries": found.best}, default=_plain))
+        return
+    print_result(f"store {store.path} · run {request.run_id} · as of {now.as_of}")
+    if found.best:
+        print_result(_table(SHOWN, found.best))
+    else:
+        print_result("nothing eligible")
+    print_result("\n".join(f"{number:>9,}  {reason}" for reason, number in reasons.items()))
+
+
+def _known_version(store: Store, request: MaterializeRequest) -> str | None:
+    """Return the version asked for; refuse one that no value model has."""
+    if request.version in (None, "none"):
+        return request.version
+    versions = [row["scorer_version"] for row in store.read("value_models")]
+    if request.version not in versions:
+        raise storage.QueryError(
+            f"--scorer {request.version}: expected `none` or a value model's version; there are "
+            f"{', '.join(versions) or 'none in this store: fit one with `value.every`'}"
+        )
+    return request.version
+
+
+def _print_changes(changes: list[Change], limit: int, as_json: bool) -> None:
+    if as_json:
+        print_result(json.dumps([asdict(change) for change in changes[:limit]], default=_plain))
+        return
+    rows = []
+    for change in changes[:limit]:
+        row = change.after or change.before
+        assert row is not None
+        rows.append(
+            {"change": change.kind, "rise": change.rise, "unit": row["unit"],
+             "entry_id": row["entry_id"], "prompt_id": row["prompt_id"], "why": change.why}
+        )  # fmt: skip
+    if rows:
+        print_result(_table(tuple(rows[0]), rows))
+    print_result(f"{len(changes)} entries changed" + (f", {limit} shown" if len(changes) > limit else ""))
+
+
+def _audited_line(audited: Audited) -> str:
+    verdict = f"{len(audited.differences)} DIFFERENCES" if audited.differences else "as derived"
+    return (
+        f"iteration {audited.iteration}: {audited.num_picks} picks, {audited.num_planned} planned, "
+        f"{audited.num_learned} learned, {verdict}"
+    )
+
+
+def _with_text(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"text": " ".join((row["text"] or "").split())[:_TEXT_CHARACTERS]}
+
+
+def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> str:
+    return table_text(columns, [tuple(row[c] for c in columns) for row in rows]).rstrip()
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,259 @@
+"""What of its history an iteration goes back to: the buffer at the pin, picks, groups to sample.
+
+The facts are a view as of the pin (`storage/sql/replay_buffer.sql`); which of them are picked is
+decided in `rrl_core.replay`. Both are functions of the log and of the seed, so `rrl audit` derives
+them again.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.config import RunConfig
+from flows.generation import Group
+from flows.planned import source_rollouts, tokens_of
+from flows.translate import Row
+from flows.wiring import Session
+from rrl_core.replay.factors import Candidates, PriorityRule, default_horizon, make_candidates
+from rrl_core.replay.picks import Pick, PickRule, Picks, pick_entries, signature_cap
+from rrl_core.replay.schedule import ReplayPlan, Situation, plan_replay
+from rrl_core.tasks.protocol import Prompt
+from rrl_core.tasks.selection import select_prompts
+from storage import Store
+
+VIEW = "replay_buffer"
+VALUE_SCORER = "value"
+NO_MODEL = "none"  # a version: judge states by success rates alone
+ELIGIBLE = "eligible"
+_HASHED = ("prompt_tries", "prompt_ok", "state_tries", "state_ok", "num_uses", "signature_count")
+_CHUNK_ROWS = 4_096
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What an iteration reads: the commit, and the value model version it judges states by."""
+
+    as_of: int
+    value_version: str
+
+    @classmethod
+    def of_row(cls, row: Row) -> "Pin":
+        """Return the pin of a `views_pinned` row."""
+        versions = json.loads(row["scorer_versions_json"])
+        return cls(int(row["as_of"]), versions.get(VALUE_SCORER, NO_MODEL))
+
+
+@dataclass
+class Buffer:
+    """A run's replay buffer at a pin: what may be picked, and how many may not and why.
+
+    Only eligible rows are held; `replay.capacity` bounds the states among them.
+    """
+
+    eligible: pa.Table
+    reasons: Counter[tuple[str, str]]
+    sha256: str
+
+    @property
+    def num_candidates(self) -> int:
+        """Rows of the view."""
+        return self.reasons.total()
+
+    def num_eligible(self) -> dict[str, int]:
+        """Return the eligible rows by unit."""
+        return {unit: n for (unit, reason), n in self.reasons.items() if reason == ELIGIBLE}
+
+    def reasons_json(self) -> str:
+        """Return the counts as JSON: unit, then reason."""
+        by_unit: dict[str, dict[str, int]] = {}
+        for (unit, reason), number in sorted(self.reasons.items()):
+            by_unit.setdefault(unit, {})[reason] = number
+        return json.dumps(by_unit)
+
+    def chunks(self) -> list[Candidates]:
+        """Return what may be picked, as `rrl_core.replay` wants it."""
+        batches = self.eligible.to_batches(max_chunksize=_CHUNK_ROWS)
+        return [candidates_of(batch) for batch in batches if len(batch)]
+
+
+def read_buffer(store: Store, run_id: str, pin: Pin) -> Buffer:
+    """Return the buffer of a run at a pin, read once from the first row to the last."""
+    arguments = {"run": run_id, "version": pin.value_version}
+    reasons: Counter[tuple[str, str]] = Counter()
+    hashes = {name: hashlib.sha256() for name in ("entry_id", *_HASHED)}
+    kept = []
+    for batch in store.view_batches(VIEW, arguments, as_of=pin.as_of):
+        reasons.update(reasons_of(batch))
+        hashes["entry_id"].update("".join(f"{i}\n" for i in batch["entry_id"].to_pylist()).encode())
+        for name in _HASHED:
+            numbers = pc.fill_null(batch[name].cast(pa.int64()), -1)
+            hashes[name].update(numbers.to_numpy(zero_copy_only=False).tobytes())
+        kept.append(batch.filter(is_eligible(batch)))
+    digest = hashlib.sha256("".join(h.hexdigest() for h in hashes.values()).encode()).hexdigest()
+    return Buffer(pa.Table.from_batches(kept), reasons, digest)
+
+
+def reasons_of(batch: pa.RecordBatch) -> Iterator[tuple[str, str]]:
+    """Return unit and eligibility reason of every row of the view."""
+    return zip(batch["unit"].to_pylist(), batch["eligibility_reason"].to_pylist(), strict=True)
+
+
+def is_eligible(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return which rows of the view may be picked."""
+    return pc.equal(batch["eligibility_reason"], ELIGIBLE)
+
+
+def candidates_of(batch: pa.RecordBatch) -> Candidates:
+    """Return rows of the view as `rrl_core.replay` wants them.
+
+    Entries are drawn by their `entry_key`, which names no run: a fork draws what its original did.
+    """
+    columns = {name: batch[name].to_pylist() for name in batch.schema.names}
+    columns["entry_id"] = columns["entry_key"]
+    columns["is_eligible"] = [reason == ELIGIBLE for reason in columns["eligibility_reason"]]
+    return make_candidates(columns)
+
+
+def pick_rule(config: RunConfig) -> PickRule:
+    """Return how a run's picks are drawn."""
+    replay, sampler = config.replay, config.sampler
+    horizon = replay.horizon or default_horizon(config.run.iterations)
+    return PickRule(
+        PriorityRule(horizon, replay.beta, replay.state_base),
+        max_per_signature=signature_cap(sampler.prompts * sampler.group_size),
+        uniform_share=replay.uniform_share,
+    )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an iteration decided at its pin: a row of `replay_plans`, and rows of `picks`."""
+
+    plan: Row
+    picks: list[Row] = field(default_factory=list)
+
+
+def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pin) -> Decision:
+    """Return what `iteration` replays: a function of the log up to the pin, and of the seed."""
+    buffer = read_buffer(store, run_id, pin)
+    situation = Situation(
+        iteration=iteration,
+        planned_iterations=config.run.iterations,
+        num_groups=config.sampler.prompts,
+        has_value_model=config.value.every is not None,
+        is_judged=bool(store.read("value_models", run_id=run_id, as_of=pin.as_of)),
+        pass_at_1=_pass_at_1(store, run_id, iteration - 1, pin.as_of),
+        num_eligible=buffer.num_eligible(),
+    )
+    plan = plan_replay(config.replay.units, config.replay.share, situation)
+    picked = pick_entries(
+        buffer.chunks, plan.num_groups, pick_rule(config), config.run.seed, iteration
+    )
+    facts = {row["entry_key"]: row for row in _rows_of(buffer.eligible, picked.picks)}
+    return Decision(
+        _plan_row(iteration, buffer, plan, picked),
+        [_pick_row(iteration, pick, facts[pick.entry_id]) for pick in picked.picks],
+    )
+
+
+def value_version(session: Session) -> dict[str, str]:
+    """Return the version that judges states, by scorer: the newest model's, if it is healthy."""
+    models = session.store.read("value_models", run_id=session.run_id)
+    healthy = [m for m in models[-1:] if m["verdict"] == "healthy"]
+    return {VALUE_SCORER: m["scorer_version"] for m in healthy}
+
+
+def groups(session: Session, iteration: int) -> list[Group]:
+    """Return what the iteration samples: as many groups as it has prompts, replayed ones included.
+
+    A replayed state or prompt takes the place of a fresh group. A replayed trajectory brings its
+    prompt, whose fresh group is smaller by what is replayed.
+    """
+    picks = session.store.read("picks", run_id=session.run_id, iteration=iteration)
+    picks.sort(key=lambda pick: int(pick["position"]))
+    prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
+    size, per_iteration = session.config.sampler.group_size, session.config.sampler.prompts
+    joined = Counter(pick["prompt_id"] for pick in picks if pick["unit"] == "trajectory")
+    retried = {pick["prompt_id"] for pick in picks if pick["unit"] == "prompt"}
+    num_fresh = per_iteration - len(joined) - sum(p["unit"] != "trajectory" for p in picks)
+    others = [
+        prompt
+        for prompt in _fresh_prompts(session, iteration)
+        if prompt.prompt_id not in joined and prompt.prompt_id not in retried
+    ]
+    found = [Group("attempt", prompt, size) for prompt in others[:num_fresh]]
+    found += [
+        Group("attempt", prompts[prompt_id], max(1, size - number))
+        for prompt_id, number in joined.items()
+    ]
+    prefixes = _prefixes(session, [pick for pick in picks if pick["unit"] == "state"])
+    for pick in picks:
+        prompt = prompts[pick["prompt_id"]]
+        if pick["unit"] == "state":
+            ids, sha256 = prefixes[pick["entry_id"]]
+            found.append(Group("continuation", prompt, size, pick["entry_id"], ids, sha256))
+        elif pick["unit"] == "prompt":
+            found.append(Group("retry", prompt, size))
+    return found
+
+
+def _fresh_prompts(session: Session, iteration: int) -> list[Prompt]:
+    prompts = session.prompts("train")
+    run, per_iteration = session.config.run, session.config.sampler.prompts
+    return [prompts[i] for i in select_prompts(len(prompts), iteration, per_iteration, run.seed)]
+
+
+def _prefixes(session: Session, picks: list[Row]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the given token ids of each picked state and their hash, by state id."""
+    states = session.store.read("states", event_ids=[pick["entry_id"] for pick in picks])
+    tokens = tokens_of(session.store, source_rollouts(session.store, picks).values())
+    return {
+        state["event_id"]: (
+            tuple(tokens[state["rollout_id"]]["completion_ids"][: state["prefix_tokens"]]),
+            state["prefix_sha256"],
+        )
+        for state in states
+    }
+
+
+def _pass_at_1(store: Store, run_id: str, iteration: int, as_of: int) -> float | None:
+    rows = store.view("prompt_history", run_id=run_id, iteration=iteration, as_of=as_of)
+    num_scored = sum(row["num_scored"] for row in rows)
+    return sum(row["num_ok"] for row in rows) / num_scored if num_scored else None
+
+
+def _rows_of(eligible: pa.Table, picks: tuple[Pick, ...]) -> list[dict[str, Any]]:
+    keys = pa.array([pick.entry_id for pick in picks], pa.string())
+    rows: list[dict[str, Any]] = eligible.filter(
+        pc.is_in(eligible["entry_key"], value_set=keys)
+    ).to_pylist()
+    return rows
+
+
+def _plan_row(iteration: int, buffer: Buffer, plan: ReplayPlan, picked: Picks) -> Row:
+    return {
+        "iteration": iteration,
+        "num_candidates": buffer.num_candidates,
+        "num_eligible": picked.num_eligible,
+        "num_picked": len(picked.picks),
+        "share": plan.share,
+        "priority_entropy": picked.priority_entropy,
+        "waiting_reason": plan.reason_after(len(picked.picks)),
+        "reasons_json": buffer.reasons_json(),
+        "buffer_sha256": buffer.sha256,
+    }
+
+
+def _pick_row(iteration: int, pick: Pick, facts: Row) -> Row:
+    """Return the `picks` row: what the pick rests on, and the facts it was chosen under."""
+    copied = (
+        "entry_id", "rollout_id", "source_run_id", "prefix_tokens", "score_id", "scorer_version",
+        "p_hat", "prompt_mean_reward",
+    )  # fmt: skip
+    return asdict(pick) | {"iteration": iteration} | {name: facts[name] for name in copied}

@@ -1,0 +1,133 @@
+"""States of rollouts: where responses are cut, and what the backbone makes of the pieces."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planned import tokens_of
+from flows.translate import Row
+from rrl_core.policy.model import Policy
+from rrl_core.value.cuts import Cut, cut_points, prefix_sha256
+from rrl_core.value.features import StateSequence, state_features
+from storage import Store
+
+CUT_ROLES = ("attempt", "retry")  # whose responses begin at the prompt
+PROMPT_CUT = Cut(0, "prompt")
+_MAX_CACHED_STATES = 65_536
+
+Features = NDArray[np.float32]
+
+
+def state_rows(
+    policy: Policy, iteration: int, rollouts: Sequence[Row], tokens: Mapping[str, Row], max_cuts: int
+) -> list[Row]:
+    """Return the `states` rows of rollouts: each prompt once, then the cuts of every response.
+
+    Args:
+        policy: whose tokenizer reads the responses.
+        iteration: of the stream that cuts.
+        rollouts: rows of `rollouts`; those that do not begin at a prompt, or hold no token ids, are
+            left out.
+        tokens: their `rollout_tokens` rows, by rollout id.
+        max_cuts: most cuts of a response.
+    """
+    rows: list[Row] = []
+    seen: set[str] = set()
+    for rollout in rollouts:
+        held = tokens.get(rollout["event_id"])
+        if rollout["role"] not in CUT_ROLES or held is None or not held["completion_ids"]:
+            continue
+        ids = held["completion_ids"]
+        cuts = cut_points(ids, policy.decode, max_cuts, turn_token_ids=policy.eos_token_ids)
+        if rollout["prompt_id"] not in seen:
+            cuts = [PROMPT_CUT, *cuts]
+            seen.add(rollout["prompt_id"])
+        rows += [
+            {
+                "iteration": iteration,
+                "rollout_id": rollout["event_id"],
+                "prefix_tokens": cut.prefix_tokens,
+                "source_run_id": rollout["run_id"],
+                "prompt_id": rollout["prompt_id"],
+                "prefix_sha256": prefix_sha256(ids[: cut.prefix_tokens])[:32],
+                "cut": cut.cut,
+            }
+            for cut in cuts
+        ]
+    return rows
+
+
+def features_of(
+    policy: Policy, states: Sequence[Row], tokens: Mapping[str, Row], max_tokens: int
+) -> Features:
+    """Return the features [S, D] of states, in their order.
+
+    Args:
+        policy: its reference policy makes the features.
+        states: rows of `states`; the states of a response stand together.
+        tokens: `rollout_tokens` rows of their rollouts, by rollout id.
+        max_tokens: budget of a forward pass.
+    """
+    prefixes: dict[str, list[int]] = {}
+    for state in states:
+        prefixes.setdefault(state["rollout_id"], []).append(state["prefix_tokens"])
+    sequences = [
+        StateSequence(
+            tuple(tokens[rollout_id]["prompt_ids"]),
+            tuple(tokens[rollout_id]["completion_ids"]),
+            tuple(cuts),
+        )
+        for rollout_id, cuts in prefixes.items()
+    ]
+    return state_features(policy, sequences, max_tokens)
+
+
+class StateFeatures:
+    """Features of a run's states by id, made group by group.
+
+    A group's features do not depend on what else is asked for, to the last bit, so a resumed run
+    fits the same value model. The states that were asked for longest ago are forgotten.
+    """
+
+    def __init__(self, store: Store, run_id: str, policy: Policy, max_tokens: int) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._policy = policy
+        self._max_tokens = max_tokens
+        self._cached: OrderedDict[int, dict[str, Features]] = OrderedDict()
+
+    def of_iteration(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
+        """Return the features of the states of an iteration's rollouts, by state id.
+
+        `cut_iteration` is the iteration that cut them.
+        """
+        if iteration not in self._cached:
+            self._cached[iteration] = self._made(iteration, cut_iteration)
+        self._cached.move_to_end(iteration)
+        while sum(map(len, self._cached.values())) > _MAX_CACHED_STATES and len(self._cached) > 1:
+            self._cached.popitem(last=False)
+        return self._cached[iteration]
+
+    def of_state(self, state: Row) -> Features:
+        """Return the feature [D] of one state, made by itself."""
+        rollouts = self._store.read("rollouts", event_ids=[state["rollout_id"]])
+        tokens = tokens_of(self._store, rollouts)
+        [feature_D] = features_of(self._policy, [state], tokens, self._max_tokens)
+        return feature_D
+
+    def _made(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
+        read = partial(self._store.read, run_id=self._run_id, iteration=iteration)
+        tokens = {row["rollout_id"]: row for row in read("rollout_tokens")}
+        group_of = {row["event_id"]: row["group_id"] for row in read("rollouts")}
+        groups: dict[str, list[Row]] = {}
+        for state in self._store.read("states", run_id=self._run_id, iteration=cut_iteration):
+            if state["rollout_id"] in group_of:
+                groups.setdefault(group_of[state["rollout_id"]], []).append(state)
+        found: dict[str, Features] = {}
+        for states in groups.values():
+            features_SD = features_of(self._policy, states, tokens, self._max_tokens)
+            found |= {s["event_id"]: f for s, f in zip(states, features_SD, strict=True)}
+        return found
