@@ -143,6 +143,19 @@ def audit(
     history_commands.run_audit(run_id, step, store, as_json)
 
 
+@app.command("replay-step")
+def replay_step(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")],
+    step: Annotated[int, typer.Option(min=1, help="The iteration whose steps are taken again.")],
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Take an iteration's optimizer steps again from the log, and compare loss and adapter."""
+    from flows import history_commands
+
+    history_commands.run_replay_step(run_id, step, store, as_json)
+
+
 @app.command()
 def materialize(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run.")],

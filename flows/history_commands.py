@@ -60,6 +60,29 @@ def run_audit(run_id: str, iteration: int | None, store_path: Path, as_json: boo
         sys.exit(EXIT_FAILED)
 
 
+def run_replay_step(run_id: str, iteration: int, store_path: Path, as_json: bool) -> None:
+    """Take an iteration's steps again; exit 1 when a loss or the adapter is another one."""
+    from flows.stepping import retake
+
+    store = storage.open(store_path)
+    with Progress() as progress:
+        retaken = retake(store, run_id, stored_config(store, run_id), iteration, progress)
+    if as_json:
+        print_result(json.dumps(asdict(retaken) | {"is_same": retaken.is_same}))
+    else:
+        for step in retaken.steps:
+            print_result(
+                f"step {step.step}: {step.num_samples} samples, loss {step.recorded_loss:.9g} "
+                f"recorded, {step.loss:.9g} now"
+            )
+        print_result(
+            f"adapter {retaken.recorded_digest[:16]} recorded, {retaken.digest[:16]} now: "
+            + ("the same" if retaken.is_same else "NOT THE SAME")
+        )
+    if not retaken.is_same:
+        sys.exit(EXIT_FAILED)
+
+
 def run_materialize(request: MaterializeRequest, store_path: Path, as_json: bool) -> None:
     """Print the entries a run may replay, or what another moment or judge changes about them."""
     store = storage.open(store_path)

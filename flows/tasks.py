@@ -22,6 +22,7 @@ from flows.generation import (
 )
 from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
 from flows.retrying import compare_with_old
+from flows.stepping import take_steps
 from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.tasks.scorers import score_all
@@ -134,14 +135,10 @@ def learn(run_id: str, iteration: int) -> int:
         return iteration
     steps = planned_steps(session.store, run_id, iteration)
     session.sampler.sleep()
-    unique = {s.rollout_id: s for _, batch in steps for s in batch}
-    # Later steps of an iteration are off-policy: they need the log-probs from before the first.
-    session.learner.prepare(list(unique.values()) if len(steps) > 1 else [])
     updates: list[Row] = []
     learned: list[Row] = []
     with session.progress.phase(f"learning of iteration {iteration}", len(steps)) as advance:
-        for step, (batch_id, samples) in enumerate(steps):
-            result = session.learner.step(samples)
+        for step, (batch_id, result) in enumerate(take_steps(session.learner, steps)):
             updates.append(
                 update_row(iteration, step, batch_id, session.config.learner.algorithm, result)
             )
