@@ -8,3 +8,9 @@ def share_of_digits(prompt: Prompt, completion: str) -> float:
     del prompt  # any problem will do
     digits = sum("0" <= character <= "9" for character in completion)
     return digits / max(1, len(completion))
+
+
+def contains_digit(prompt: Prompt, completion: str) -> float:
+    """Return 1.0 when an ASCII digit stands in the completion, else 0.0."""
+    del prompt
+    return float(any("0" <= character <= "9" for character in completion))

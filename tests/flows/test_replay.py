@@ -1,0 +1,133 @@
+"""Replay in training: what is picked is sampled, learned from, compared, and derived again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import storage
+from flows.auditing import audit, step_samples
+from flows.config import RunConfig, load_config
+from flows.progress import Progress
+from flows.stepping import retake
+from rrl_core.replay.outcomes import compare
+from tests.flows.conftest import RUN_ID, run_here
+
+
+def replay_config(*overrides: str) -> RunConfig:
+    return load_config(Path("smoke-replay"), ["tracking.mlflow=false", *overrides])
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    return run_here(tmp_path_factory.mktemp("replayed") / "store", replay_config())
+
+
+def test_every_unit_is_replayed(replayed: storage.Store):
+    units = {row["unit"] for row in replayed.read("replays", run_id=RUN_ID)}
+    assert units == {"fresh", "state", "trajectory", "prompt"}
+
+
+def test_an_iteration_has_as_many_groups_as_without_replay(replayed: storage.Store):
+    for iteration in range(1, 7):
+        rows = replayed.read("replays", run_id=RUN_ID, iteration=iteration)
+        groups = {row["group_id"] for row in rows}
+        assert len(groups) == 6
+        assert len(rows) == 6 * 4
+
+
+def test_a_trajectory_joins_the_fresh_group_of_its_prompt(replayed: storage.Store):
+    rollouts = {row["event_id"]: row for row in replayed.read("rollouts", run_id=RUN_ID)}
+    replays = replayed.read("replays", run_id=RUN_ID)
+    joined = [row for row in replays if row["unit"] == "trajectory"]
+    assert joined
+    for row in joined:
+        group = [r for r in replays if r["group_id"] == row["group_id"]]
+        units = sorted(r["unit"] for r in group)
+        assert len(group) == 4
+        assert units.count("fresh") == 4 - units.count("trajectory")
+        assert {rollouts[r["rollout_id"]]["prompt_id"] for r in group} == {
+            rollouts[row["rollout_id"]]["prompt_id"]
+        }
+        assert row["age"] > 0
+
+
+def test_a_continuation_has_the_given_tokens_of_its_state(replayed: storage.Store):
+    tokens = {row["rollout_id"]: row for row in replayed.read("rollout_tokens", run_id=RUN_ID)}
+    states = {row["event_id"]: row for row in replayed.read("states", run_id=RUN_ID)}
+    rollouts = replayed.read("rollouts", run_id=RUN_ID)
+    continuations = [row for row in rollouts if row["role"] == "continuation"]
+    assert continuations
+    for row in continuations:
+        state = states[row["parent_id"]]
+        source = tokens[state["rollout_id"]]
+        given = source["completion_ids"][: state["prefix_tokens"]]
+        assert row["prefix_tokens"] == state["prefix_tokens"] == len(given)
+        assert tokens[row["event_id"]]["prompt_ids"] == source["prompt_ids"] + given
+        assert row["num_completion_tokens"] + len(given) <= 12
+
+
+def test_retry_rows_compare_both_answers_under_one_scorer(replayed: storage.Store):
+    scores = {row["event_id"]: row for row in replayed.read("scores", run_id=RUN_ID)}
+    retries = replayed.read("retries", run_id=RUN_ID)
+    assert {row["unit"] for row in retries} == {"state", "trajectory", "prompt"}
+    for row in retries:
+        old, new = scores[row["old_score_id"]], scores[row["new_score_id"]]
+        assert old["target_id"] == row["old_rollout_id"]
+        assert new["target_id"] == row["new_rollout_id"]
+        assert old["scorer_version"] == new["scorer_version"] == row["scorer_version"]
+        assert row["outcome"] == compare(old["value"], new["value"])
+
+
+def test_the_audit_confirms_every_step(replayed: storage.Store):
+    audited = list(audit(replayed, RUN_ID, replay_config()))
+    assert [a.iteration for a in audited] == [1, 2, 3, 4, 5, 6]
+    assert [str(d) for a in audited for d in a.differences] == []
+    assert sum(a.num_picks for a in audited) > 5
+    assert all(a.num_planned == a.num_learned == 24 for a in audited)
+
+
+def test_steps_are_taken_again_to_the_last_bit(replayed: storage.Store):
+    with Progress(quiet=True) as progress:
+        for iteration in (1, 4, 6):
+            retaken = retake(replayed, RUN_ID, replay_config(), iteration, progress)
+            assert retaken.is_same, retaken
+            assert [s.loss for s in retaken.steps] == [s.recorded_loss for s in retaken.steps]
+
+
+def test_the_same_run_elsewhere_replays_the_same(replayed: storage.Store, tmp_path: Path):
+    again = run_here(tmp_path / "store", replay_config())
+    for table in ("picks", "replay_plans", "replays", "learned_samples", "policies", "states"):
+        first = {r["event_id"]: r["content_sha256"] for r in replayed.read(table, run_id=RUN_ID)}
+        second = {r["event_id"]: r["content_sha256"] for r in again.read(table, run_id=RUN_ID)}
+        assert first == second, table
+
+
+def test_value_models_judge_what_was_sampled_before(replayed: storage.Store):
+    models = replayed.read("value_models", run_id=RUN_ID)
+    assert [row["iteration"] for row in models] == [1, 2, 3, 4, 5, 6]
+    states = {row["event_id"] for row in replayed.read("states", run_id=RUN_ID)}
+    scores = [r for r in replayed.read("scores", run_id=RUN_ID) if r["kind"] == "value"]
+    for model in models:
+        mine = [r for r in scores if r["scorer_version"] == model["scorer_version"]]
+        assert mine
+        assert {r["target_id"] for r in mine} <= states
+        assert all(0 < r["value"] < 1 for r in mine)
+
+
+def test_samples_of_a_step_say_where_they_are_from(replayed: storage.Store):
+    for sample in step_samples(replayed, RUN_ID, 5):
+        assert sample["state"] == "learned"
+        assert (sample["unit"] == "fresh") == (sample["pick_id"] is None)
+        assert sample["text"] is not None
+        assert sample["scorer"] == "rrl_core.tasks.dense:contains_digit"
+
+
+def test_a_run_without_replay_says_why_nothing_is_replayed(tmp_path: Path):
+    config = replay_config("run.iterations=1", 'replay.units=["state"]')
+    store = run_here(tmp_path / "store", config)
+    [plan] = store.read("replay_plans", run_id=RUN_ID)
+    assert plan["num_picked"] == 0
+    assert plan["waiting_reason"] == "first iteration"
+    assert json.loads(plan["reasons_json"]) == {}
