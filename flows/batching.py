@@ -64,7 +64,9 @@ def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> 
     is_used = [reward is not None for reward in rewards]
     if algorithm.dynamic_sampling:
         informative = informative_rows(rewards, groups)
-        is_used = [i or (u and c > 0) for i, u, c in zip(informative, is_used, credits, strict=True)]
+        is_used = [
+            i or (u and c > 0) for i, u, c in zip(informative, is_used, credits, strict=True)
+        ]
     used = [i for i, use in enumerate(is_used) if use]
     seed = derive_seed(config.run.seed, "steps", iteration)
     keys = _step_keys(scored, groups)

@@ -44,6 +44,12 @@ def train(
         list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run.")] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN@ITERATION", help="Go on from this policy, with its history, as a new run."
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="Id of the new run.")] = None,
     orchestrator: Annotated[
         Literal["prefect", "none"], typer.Option(help="none runs without a server.")
@@ -56,7 +62,9 @@ def train(
     from flows import commands
 
     commands.train(
-        commands.TrainRequest(config, tuple(set_ or ()), resume, run_id, orchestrator, dry_run),
+        commands.TrainRequest(
+            config, tuple(set_ or ()), resume, run_id, orchestrator, dry_run, fork
+        ),
         store,
         as_json,
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import storage
 from flows.cli import EXIT_INTERRUPTED, print_result
 from flows.config import RunConfig, load_config
+from flows.forking import plan_fork
 from flows.orchestrate import Orchestrator
 from flows.plan import plan_run
 from flows.progress import Progress
@@ -34,18 +35,27 @@ class TrainRequest:
     run_id: str | None
     orchestrator: Orchestrator
     dry_run: bool
+    fork: str | None = None
 
 
 def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
     """Start or resume a run; print its summary."""
     if request.dry_run and request.resume is not None:
         raise RunError("`--dry-run` plans a new run: leave out `--resume`, or `--dry-run`")
+    if request.dry_run and request.fork is not None:
+        raise RunError("`--dry-run` plans a run from its start: leave out `--fork`, or `--dry-run`")
     if request.dry_run:
         _print_plan(_load(request), store_path, as_json)
         return
+    fork = None
     if request.resume is not None:
         store = storage.open(store_path)
         config, run_id = _resumed(store, request), request.resume
+    elif request.fork is not None:
+        store = storage.open(store_path)
+        config, fork = plan_fork(store, request.fork, request.config, request.overrides)
+        run_id = request.run_id or new_run_id(config.run.name)
+        _check_new(store, run_id)
     else:
         config = _load(request)
         store = storage.open(store_path, create=True)
@@ -57,7 +67,7 @@ def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
         if _is_finished(store, run_id):
             progress.note("the run is already finished: nothing to do")
         else:
-            ended = train_run(store, config, run_id, request.orchestrator, progress)
+            ended = train_run(store, config, run_id, request.orchestrator, progress, fork)
     if ended == "interrupted":
         resume = shlex.join(["rrl", "train", "--resume", run_id, "--store", str(store_path)])
         print_result(
@@ -89,10 +99,11 @@ def _load(request: TrainRequest) -> RunConfig:
 
 
 def _resumed(store: Store, request: TrainRequest) -> RunConfig:
-    if request.config is not None or request.overrides or request.run_id is not None:
+    given = (request.config, request.run_id, request.fork)
+    if any(value is not None for value in given) or request.overrides:
         raise RunError(
             "`--resume` goes on with the configuration the run was opened with: "
-            "leave out CONFIG, `--set` and `--run-id`"
+            "leave out CONFIG, `--set`, `--run-id` and `--fork`"
         )
     assert request.resume is not None
     return stored_config(store, request.resume)

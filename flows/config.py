@@ -305,6 +305,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return parse_config(data, str(found))
 
 
+def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return `config` with `section.key=value` overrides applied.
+
+    Raises:
+        ConfigError: an override is malformed, names an unknown key, or a value is out of bounds.
+    """
+    data = config.model_dump(mode="json")
+    for override in overrides:
+        _apply_override(data, override)
+    return parse_config(data, "overrides")
+
+
 def parse_config(data: dict[str, Any], where: str) -> RunConfig:
     """Validate `data`; `where` names its origin in messages.
 

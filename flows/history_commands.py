@@ -135,7 +135,9 @@ def _print_changes(changes: list[Change], limit: int, as_json: bool) -> None:
         )  # fmt: skip
     if rows:
         print_result(_table(tuple(rows[0]), rows))
-    print_result(f"{len(changes)} entries changed" + (f", {limit} shown" if len(changes) > limit else ""))
+    print_result(
+        f"{len(changes)} entries changed" + (f", {limit} shown" if len(changes) > limit else "")
+    )
 
 
 def _audited_line(audited: Audited) -> str:

@@ -88,8 +88,9 @@ def _explore(store: Store, run_id: str, iteration: int) -> Metrics:
     rewards = _rewards(store, run_id, iteration)
     texts = [row["completion"] for row in attempts]
     yield "explore/distinct_2", distinct_n(texts, 2)
-    yield "explore/self_bleu4", fmean(
-        self_bleu4(group) for group in _grouped(attempts, texts).values()
+    yield (
+        "explore/self_bleu4",
+        fmean(self_bleu4(group) for group in _grouped(attempts, texts).values()),
     )
     scored = [row for row in attempts if row["event_id"] in rewards]
     if not scored:

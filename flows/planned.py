@@ -48,9 +48,7 @@ def scored_samples(
     return samples + _trajectories(store, picks)
 
 
-def planned_steps(
-    store: Store, run_id: str, iteration: int
-) -> list[tuple[str, list[LearnSample]]]:
+def planned_steps(store: Store, run_id: str, iteration: int) -> list[tuple[str, list[LearnSample]]]:
     """Return (batch id, samples) of each planned step."""
     read = partial(store.read, run_id=run_id, iteration=iteration)
     replays = read("replays")
@@ -107,6 +105,4 @@ def _trajectories(store: Store, picks: Iterable[Row]) -> list[Scored]:
     rollouts = source_rollouts(store, chosen)
     score_ids = [pick["score_id"] for pick in chosen]
     scores = {row["event_id"]: row for row in store.read("scores", event_ids=score_ids)}
-    return [
-        Scored(rollouts[pick["rollout_id"]], scores[pick["score_id"]], pick) for pick in chosen
-    ]
+    return [Scored(rollouts[pick["rollout_id"]], scores[pick["score_id"]], pick) for pick in chosen]

@@ -62,8 +62,8 @@ def refit(session: Session, iteration: int) -> str:
             examples.prompt_ids,
             np.array(examples.targets),
             np.array(examples.weights),
-            session.config.value.l2,
             backbone_digest(session.policy),
+            session.config.value.l2,
         )
         health = _examined(model, features_ND, examples)
     data = model.to_bytes()
@@ -78,12 +78,15 @@ def rescore(session: Session, iteration: int) -> int:
     """Judge the states worth it by the model of `iteration`, and all their prompts."""
     read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
     [model_row] = read("value_models")
-    model = ValueModel.from_bytes(session.store.artifacts.get(model_row["artifact"]))
+    data = session.store.artifacts.get(model_row["artifact"])
+    model = ValueModel.from_bytes(data, backbone_digest(session.policy))
     version = model_row["scorer_version"]
     rows: list[Row] = []
     with session.progress.status(f"judging history at iteration {iteration}"):
         for sampled, states in _retained_states(session, iteration).items():
-            features = session.state_features.of_iteration(sampled, _cut_iteration(session, sampled))
+            features = session.state_features.of_iteration(
+                sampled, _cut_iteration(session, sampled)
+            )
             values = model.predict(
                 np.stack([features[state_id] for state_id, _ in states]),
                 [prompt_id for _, prompt_id in states],
@@ -109,7 +112,8 @@ def _cut(session: Session, iteration: int) -> None:
     assert every is not None
     rows: list[Row] = []
     for sampled in range(max(1, iteration - every + 1), iteration + 1):
-        read = partial(session.store.read, run_id=session.run_id, iteration=sampled)
+        run_id = session.lineage.run_of(sampled)
+        read = partial(session.store.read, run_id=run_id, iteration=sampled)
         tokens = {row["rollout_id"]: row for row in read("rollout_tokens")}
         rollouts = [row for row in read("rollouts") if row["status"] == "ok"]
         cuts = session.config.value.cuts
@@ -130,7 +134,8 @@ def _examples(session: Session, iteration: int) -> Examples:
 
 def _add_outcomes(session: Session, sampled: int, iteration: int, examples: Examples) -> None:
     """Add every scored rollout of an iteration as an outcome of the states it went through."""
-    read = partial(session.store.read, run_id=session.run_id, iteration=sampled)
+    run_id = session.lineage.run_of(sampled)
+    read = partial(session.store.read, run_id=run_id, iteration=sampled)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
     scores = {
         row["target_id"]: row
@@ -176,8 +181,9 @@ def _some(state: Row | None) -> list[Row]:
 
 def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
     cut_iteration = _cut_iteration(session, sampled)
+    cutter = session.lineage.run_of(cut_iteration)
     found: dict[str, list[Row]] = {}
-    for state in session.store.read("states", run_id=session.run_id, iteration=cut_iteration):
+    for state in session.store.read("states", run_id=cutter, iteration=cut_iteration):
         found.setdefault(state["rollout_id"], []).append(state)
     return found
 
@@ -207,7 +213,7 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     These are the states that stay within the capacity by the standard of the model before, and the
     prompts they belong to. The buffer is read twice, and never held.
     """
-    models = session.store.read("value_models", run_id=session.run_id)[:-1]
+    models = session.lineage.read(session.store, "value_models")[:-1]
     version = models[-1]["scorer_version"] if models else NO_MODEL
     priority = pick_rule(session.config).priority
     chunks = (candidates_of(batch) for batch in _state_batches(session, version))

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from flows.config import RunConfig
 from flows.generation import Group
+from flows.lineage import lineage_of
 from flows.planned import source_rollouts, tokens_of
 from flows.translate import Row
 from flows.wiring import Session
@@ -147,7 +148,7 @@ def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pi
         planned_iterations=config.run.iterations,
         num_groups=config.sampler.prompts,
         has_value_model=config.value.every is not None,
-        is_judged=bool(store.read("value_models", run_id=run_id, as_of=pin.as_of)),
+        is_judged=bool(lineage_of(store, run_id).read(store, "value_models", pin.as_of)),
         pass_at_1=_pass_at_1(store, run_id, iteration - 1, pin.as_of),
         num_eligible=buffer.num_eligible(),
     )
@@ -164,7 +165,7 @@ def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pi
 
 def value_version(session: Session) -> dict[str, str]:
     """Return the version that judges states, by scorer: the newest model's, if it is healthy."""
-    models = session.store.read("value_models", run_id=session.run_id)
+    models = session.lineage.read(session.store, "value_models")
     healthy = [m for m in models[-1:] if m["verdict"] == "healthy"]
     return {VALUE_SCORER: m["scorer_version"] for m in healthy}
 
@@ -223,7 +224,8 @@ def _prefixes(session: Session, picks: list[Row]) -> dict[str, tuple[tuple[int, 
 
 
 def _pass_at_1(store: Store, run_id: str, iteration: int, as_of: int) -> float | None:
-    rows = store.view("prompt_history", run_id=run_id, iteration=iteration, as_of=as_of)
+    source = lineage_of(store, run_id).run_of(iteration)
+    rows = store.view("prompt_history", run_id=source, iteration=iteration, as_of=as_of)
     num_scored = sum(row["num_scored"] for row in rows)
     return sum(row["num_ok"] for row in rows) / num_scored if num_scored else None
 

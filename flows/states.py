@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.lineage import Lineage
 from flows.planned import tokens_of
 from flows.translate import Row
 from rrl_core.policy.model import Policy
@@ -22,7 +23,11 @@ Features = NDArray[np.float32]
 
 
 def state_rows(
-    policy: Policy, iteration: int, rollouts: Sequence[Row], tokens: Mapping[str, Row], max_cuts: int
+    policy: Policy,
+    iteration: int,
+    rollouts: Sequence[Row],
+    tokens: Mapping[str, Row],
+    max_cuts: int,
 ) -> list[Row]:
     """Return the `states` rows of rollouts: each prompt once, then the cuts of every response.
 
@@ -92,9 +97,9 @@ class StateFeatures:
     fits the same value model. The states that were asked for longest ago are forgotten.
     """
 
-    def __init__(self, store: Store, run_id: str, policy: Policy, max_tokens: int) -> None:
+    def __init__(self, store: Store, lineage: Lineage, policy: Policy, max_tokens: int) -> None:
         self._store = store
-        self._run_id = run_id
+        self._lineage = lineage
         self._policy = policy
         self._max_tokens = max_tokens
         self._cached: OrderedDict[int, dict[str, Features]] = OrderedDict()
@@ -119,11 +124,13 @@ class StateFeatures:
         return feature_D
 
     def _made(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
-        read = partial(self._store.read, run_id=self._run_id, iteration=iteration)
+        run_id = self._lineage.run_of(iteration)
+        read = partial(self._store.read, run_id=run_id, iteration=iteration)
         tokens = {row["rollout_id"]: row for row in read("rollout_tokens")}
         group_of = {row["event_id"]: row["group_id"] for row in read("rollouts")}
         groups: dict[str, list[Row]] = {}
-        for state in self._store.read("states", run_id=self._run_id, iteration=cut_iteration):
+        cutter = self._lineage.run_of(cut_iteration)
+        for state in self._store.read("states", run_id=cutter, iteration=cut_iteration):
             if state["rollout_id"] in group_of:
                 groups.setdefault(group_of[state["rollout_id"]], []).append(state)
         found: dict[str, Features] = {}

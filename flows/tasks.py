@@ -31,11 +31,14 @@ MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more
 
 
 def start(run_id: str) -> int:
-    """Load the newest published policy, publishing version 0 first where there is none."""
+    """Load the newest published policy, publishing the one the run starts from where none is."""
     session = session_of(run_id)
     policies = session.store.read("policies", run_id=run_id)
     if not policies:
-        _publish(session, iteration=0, version=0, learned={})
+        if session.lineage.first_iteration > 0:
+            _adopt(session)
+        else:
+            _publish(session, iteration=0, version=0, learned={})
         policies = session.store.read("policies", run_id=run_id)
     newest = max(policies, key=lambda row: int(row["policy_version"]))
     session.policy.load_adapter_bytes(session.store.artifacts.get(newest["adapter_artifact"]))
@@ -201,7 +204,7 @@ def finish(run_id: str, what: str, reason: str | None = None) -> int:
     facts = session.store.read("runs", run_id=run_id)[-1]
     kept = (
         "config_json", "seed_root", "planned_iterations", "code_version", "packages_json",
-        "task_sha256",
+        "task_sha256", "kind", "parent_run_id", "parent_iteration", "parent_as_of",
     )  # fmt: skip
     row = {key: facts[key] for key in kept} | {
         "run_epoch": session.writer.epoch,
@@ -248,13 +251,32 @@ def _publish(session: Session, iteration: int, version: int, learned: dict[str, 
         "policy_digest": policy.digest(adapter_digest),
         "adapter_artifact": artifacts.put(policy.adapter_bytes(), "adapter"),
         "optimizer_artifact": artifacts.put(
-            session.learner.optimizer_state(), f"optimizer_{session.run_id.replace('-', '_')}"
+            session.learner.optimizer_state(), _optimizer_kind(session)
         )
         if version > 0
         else None,
     }
     session.writer.append({**learned, "policies": [row]}, batch_key=f"i{iteration:06d}-publish")
     _drop_optimizer_states(session, version)
+
+
+def _adopt(session: Session) -> None:
+    """Publish the policy the run was forked at as its own, with the optimizer's state."""
+    iteration = session.lineage.first_iteration
+    parent = session.lineage.run_of(iteration)
+    [row] = session.store.read("policies", run_id=parent, iteration=iteration)
+    kept = ("policy_version", "iteration", "base_digest", "adapter_digest", "policy_digest",
+            "adapter_artifact")  # fmt: skip
+    artifact = row["optimizer_artifact"]
+    if artifact is not None:
+        state = session.store.artifacts.get(artifact)
+        artifact = session.store.artifacts.put(state, _optimizer_kind(session))
+    adopted = {name: row[name] for name in kept} | {"optimizer_artifact": artifact}
+    session.writer.append({"policies": [adopted]}, batch_key=f"i{iteration:06d}-publish")
+
+
+def _optimizer_kind(session: Session) -> str:
+    return f"optimizer_{session.run_id.replace('-', '_')}"
 
 
 def _drop_optimizer_states(session: Session, version: int) -> None:

@@ -18,7 +18,7 @@ from flows import tasks
 from flows.config import RunConfig
 from flows.orchestrate import Orchestrator, Steps, StopRequested, run_loop
 from flows.progress import Progress
-from flows.wiring import open_session, session_of
+from flows.wiring import Fork, open_session, session_of
 from storage import StorageError, Store
 
 
@@ -29,15 +29,15 @@ def train_loop(run_id: str, step: Steps) -> None:
     planned = session.config.run.iterations
     for iteration in range(newest, planned + 1):
         step.pin(run_id, iteration)
-        if iteration > 0:
+        if iteration > session.lineage.first_iteration:
             step.pick(run_id, iteration)
             step.generate(run_id, iteration)
             step.score(run_id, iteration)
             step.plan_batch(run_id, iteration)
             step.learn(run_id, iteration)
-        if session.config.is_refitted(iteration):
-            step.refit(run_id, iteration)
-            step.rescore(run_id, iteration)
+            if session.config.is_refitted(iteration):
+                step.refit(run_id, iteration)
+                step.rescore(run_id, iteration)
         if session.config.is_evaluated(iteration):
             step.evaluate(run_id, iteration)
         step.track(run_id, iteration)
@@ -46,15 +46,22 @@ def train_loop(run_id: str, step: Steps) -> None:
 
 
 def train(
-    store: Store, config: RunConfig, run_id: str, orchestrator: Orchestrator, progress: Progress
+    store: Store,
+    config: RunConfig,
+    run_id: str,
+    orchestrator: Orchestrator,
+    progress: Progress,
+    fork: Fork | None = None,
 ) -> str:
     """Train a new run, or go on with a stored one; return how it ended: finished or interrupted.
+
+    A new run with a `fork` goes on from its parent's policy, with the parent's history.
 
     Raises:
         SupersededError: another process opened the same run; this one has stopped writing.
         StorageError, TaskError, SamplerError: named in their messages; nothing committed is lost.
     """
-    with open_session(store, run_id, config, progress):
+    with open_session(store, run_id, config, progress, fork):
         try:
             run_loop(train_loop, run_id, orchestrator, store.path)
         except StopRequested:

@@ -17,6 +17,7 @@ from typing import Any
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.machine import package_versions
+from flows.lineage import Lineage, lineage_of
 from flows.progress import Progress
 from flows.states import StateFeatures
 from flows.tracking import Tracker
@@ -47,6 +48,7 @@ class Session:
     tracker: Tracker
     progress: Progress
     make_sampler: Callable[[], Sampler]
+    lineage: Lineage
     state_features: StateFeatures
     should_stop: bool = False
     started_s: float = field(default_factory=time.monotonic)
@@ -79,9 +81,18 @@ def session_of(run_id: str) -> Session:
     return _sessions[run_id]
 
 
+@dataclass(frozen=True)
+class Fork:
+    """Where a new run branches off: a published policy, and the history as of a commit."""
+
+    parent_run_id: str
+    iteration: int
+    as_of: int
+
+
 @contextmanager
 def open_session(
-    store: Store, run_id: str, config: RunConfig, progress: Progress
+    store: Store, run_id: str, config: RunConfig, progress: Progress, fork: Fork | None = None
 ) -> Iterator[Session]:
     """Build every object of the run and open its stream for writing.
 
@@ -108,12 +119,13 @@ def open_session(
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
             _check_resumed(store, run_id, digest, policy)
-            writer = store.open_stream(run_id, opened_row(config, digest))
+            writer = store.open_stream(run_id, opened_row(config, digest, fork))
             tracker = Tracker(store.path, config, run_id)
+            lineage = lineage_of(store, run_id)
+            features = StateFeatures(store, lineage, policy, config.learner.micro_batch_tokens)
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
-                progress, new_sampler,
-                StateFeatures(store, run_id, policy, config.learner.micro_batch_tokens),
+                progress, new_sampler, lineage, features,
             )  # fmt: skip
             _sessions[run_id] = session
             try:
@@ -177,9 +189,13 @@ def _check_resumed(store: Store, run_id: str, digest: str, policy: Policy) -> No
             )
 
 
-def opened_row(config: RunConfig, task_digest: str) -> dict[str, Any]:
-    """Return the facts with which a run is opened."""
+def opened_row(config: RunConfig, task_digest: str, fork: Fork | None = None) -> dict[str, Any]:
+    """Return the facts with which a training run is opened."""
     return {
+        "kind": "train",
+        "parent_run_id": None if fork is None else fork.parent_run_id,
+        "parent_iteration": None if fork is None else fork.iteration,
+        "parent_as_of": None if fork is None else fork.as_of,
         "task_sha256": task_digest,
         "config_json": config.to_json(),
         "seed_root": config.run.seed,

@@ -160,6 +160,9 @@ RUNS = Table(
         ),
         Column("parent_run_id", TEXT, "Run it was forked from.", nullable=True, since=3),
         Column("parent_iteration", INT, "Iteration it was forked at.", nullable=True, since=3),
+        Column(
+            "parent_as_of", LONG, "Commit its parent's history ends with.", nullable=True, since=3
+        ),
     ),
     version=3,
 )
@@ -388,7 +391,9 @@ PICKS = Table(
         Column("scorer_version", TEXT, "Version of that scorer.", nullable=True),
         Column("value", REAL, "Estimated success from the state; reward of a trajectory."),
         Column("prompt_value", REAL, "Estimated success from the prompt."),
-        Column("p_hat", REAL, "Success rate of the prompt's last 16 attempts, with two more tries."),
+        Column(
+            "p_hat", REAL, "Success rate of the prompt's last 16 attempts, with two more tries."
+        ),
         Column(
             "prompt_mean_reward",
             REAL,

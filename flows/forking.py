@@ -1,0 +1,75 @@
+"""A new run that branches off from a stored one: its policy, its history, nothing copied."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import storage
+from flows.config import ConfigError, RunConfig, load_config, override_config
+from flows.wiring import Fork, stored_config
+from storage import Store
+
+
+def parse_fork(text: str) -> tuple[str, int]:
+    """Return (run, iteration) of `RUN@ITERATION`.
+
+    Raises:
+        ConfigError: it is not of this form.
+    """
+    match = re.fullmatch(r"(.+)@(\d+)", text)
+    if match is None:
+        raise ConfigError(f"--fork {text}: expected RUN@ITERATION, such as demo-1@20")
+    return match[1], int(match[2])
+
+
+def plan_fork(
+    store: Store, text: str, config_path: Path | None, overrides: Sequence[str]
+) -> tuple[RunConfig, Fork]:
+    """Return the configuration of a fork and where it branches off.
+
+    Without a configuration it has its parent's. Its seeds are its parent's in any case, so that
+    what is unchanged goes on as the parent did.
+
+    Raises:
+        ConfigError: not RUN@ITERATION, or the fork has no iterations left.
+        StorageError: there is no such run or policy, or its optimizer state is no longer kept.
+    """
+    run_id, iteration = parse_fork(text)
+    parent = stored_config(store, run_id)
+    config = override_config(parent, overrides)
+    if config_path is not None:
+        config = load_config(config_path, [*overrides, f"run.seed={parent.run.seed}"])
+    if config.run.seed != parent.run.seed:
+        raise ConfigError(
+            f"`run.seed` = {config.run.seed}: a fork inherits its parent's, {parent.run.seed}; "
+            "leave it out, or start a new run"
+        )
+    if config.run.iterations <= iteration:
+        raise ConfigError(
+            f"`run.iterations` = {config.run.iterations}: expected more than the {iteration} the "
+            "fork begins with; raise it with --set run.iterations=N"
+        )
+    _check_policy(store, run_id, iteration)
+    return config, Fork(run_id, iteration, _history_ends(store, run_id, iteration))
+
+
+def _check_policy(store: Store, run_id: str, iteration: int) -> None:
+    versions = {row["policy_version"]: row for row in store.read("policies", run_id=run_id)}
+    if iteration not in versions:
+        raise storage.StorageError(
+            f"run {run_id} published no policy at iteration {iteration}; it has "
+            f"{min(versions, default=0)} to {max(versions, default=0)}"
+        )
+    artifacts = [versions[iteration]["adapter_artifact"], versions[iteration]["optimizer_artifact"]]
+    gone = [name for name in artifacts if name is not None and not store.artifacts.has(name)]
+    if gone:
+        raise storage.StorageError(
+            f"iteration {iteration} of {run_id} cannot be forked: {gone[0]} is no longer kept. "
+            'Train with `tracking.keep_optimizer = "all"`, or fork one of the last two iterations'
+        )
+
+
+def _history_ends(store: Store, run_id: str, iteration: int) -> int:
+    """Return the commit the parent's next iteration read history as of, or the newest one."""
+    pins = store.read("views_pinned", run_id=run_id, iteration=iteration + 1)
+    return int(pins[0]["as_of"]) if pins else store.head().number
