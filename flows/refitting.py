@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from rrl_core.value.health import examine
+from rrl_core.value.model import ValueModel, example_weight, fit_value_model
 
 from flows.planned import TRAINED_ROLES
-from flows.replaying import NO_MODEL, VALUE_SCORER, VIEW, candidates_of, pick_rule
+from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
 from flows.states import CUT_ROLES, Features, state_rows
 from flows.translate import Row, value_model_row, value_row
 from flows.wiring import Session
 from rrl_core.replay.outcomes import is_success
 from rrl_core.replay.retention import retained
 from rrl_core.value.features import backbone_digest
-from rrl_core.value.health import examine
-from rrl_core.value.model import ValueModel, example_weight, fit_value_model
 
 _PLACES = (
     "entry_id", "prompt_id", "sampled_iteration", "prompt_state_id", "prompt_state_iteration",

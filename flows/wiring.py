@@ -16,8 +16,8 @@ from typing import Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
-from flows.machine import package_versions
 from flows.lineage import Lineage, lineage_of
+from flows.machine import package_versions
 from flows.progress import Progress
 from flows.states import StateFeatures
 from flows.tracking import Tracker

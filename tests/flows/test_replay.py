@@ -1,7 +1,6 @@
 """Replay in training: what is picked is sampled, learned from, compared, and derived again."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
