@@ -205,7 +205,7 @@ def test_little_is_decoded_however_long_the_response():
 def test_hostile_text_takes_linear_time(hostile):
     ids = tiny_ids("x" + hostile * (100_000 // len(hostile)))
     started = time.perf_counter()
-    assert len(cut_points(ids, tiny_decode, 4)) == 4 or not hostile.strip('. "')
+    assert len(cut_points(ids, tiny_decode, 4)) in (1, 4)  # 1: all is one run of white space
     assert time.perf_counter() - started < HOSTILE_S
 
 
