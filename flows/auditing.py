@@ -1,4 +1,4 @@
-"""Audit: what each step learned from, derived again from the log and compared with what was written.
+"""Audit: what each step learned from, derived again from the log and compared.
 
 An iteration's pin names a commit and the texts of the views; buffer, picks, advantages and batches
 are functions of the log up to there, of the configuration and of the seed. So they are derived once

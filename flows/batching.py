@@ -85,12 +85,11 @@ def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> 
 def _group_ids(scored: Sequence[Scored]) -> list[str]:
     """Return the group of each: a trajectory's is the fresh one of its prompt."""
     fresh = {s.rollout["prompt_id"]: s.rollout["group_id"] for s in scored if s.unit == "fresh"}
-    return [
-        fresh.get(s.rollout["prompt_id"], s.rollout["group_id"])
-        if s.unit == "trajectory"
-        else s.rollout["group_id"]
-        for s in scored
-    ]
+    groups = []
+    for s in scored:
+        own: str = s.rollout["group_id"]
+        groups.append(fresh.get(s.rollout["prompt_id"], own) if s.unit == "trajectory" else own)
+    return groups
 
 
 def _step_keys(scored: Sequence[Scored], groups: Sequence[str]) -> list[str]:
@@ -111,17 +110,20 @@ def _prefix_advantages(
     for group, s in zip(groups, scored, strict=True):
         if s.unit == "state" and s.reward is not None:
             rewards.setdefault(group, []).append(s.reward)
-    return [
-        prefix_advantage(fmean(rewards[group]), s.pick["prompt_mean_reward"], s.pick["p_hat"])
-        if s.pick is not None and s.unit == "state" and group in rewards and _may_credit(config, s)
-        else 0.0
-        for group, s in zip(groups, scored, strict=True)
-    ]
+    credits = []
+    for group, s in zip(groups, scored, strict=True):
+        credit = 0.0
+        if s.pick is not None and group in rewards and _may_credit(config, s):
+            own, mean = fmean(rewards[group]), s.pick["prompt_mean_reward"]
+            credit = float(prefix_advantage(own, mean, s.pick["p_hat"]))
+        credits.append(credit)
+    return credits
 
 
 def _may_credit(config: RunConfig, scored: Scored) -> bool:
     credit = config.replay.credit
-    return credit == "direct" or (credit == "corrected" and scored.prefix_has_logprobs)
+    is_known = credit == "direct" or (credit == "corrected" and scored.prefix_has_logprobs)
+    return scored.unit == "state" and is_known
 
 
 def _sample_row(scored: Scored, iteration: int, credit: float) -> Row:

@@ -1,4 +1,4 @@
-"""The replay buffer of a run as of any commit and under any judge, with the factors of each entry."""
+"""The replay buffer of a run as of any commit, under any judge, with each entry's factors."""
 
 import heapq
 import math

@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from rrl_core.value.health import examine
-from rrl_core.value.model import ValueModel, example_weight, fit_value_model
 
 from flows.planned import TRAINED_ROLES
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
@@ -26,6 +24,8 @@ from flows.wiring import Session
 from rrl_core.replay.outcomes import is_success
 from rrl_core.replay.retention import retained
 from rrl_core.value.features import backbone_digest
+from rrl_core.value.health import Health, health
+from rrl_core.value.model import ValueModel, example_weight, fit_value_model
 
 _PLACES = (
     "entry_id", "prompt_id", "sampled_iteration", "prompt_state_id", "prompt_state_iteration",
@@ -56,6 +56,8 @@ def refit(session: Session, iteration: int) -> str:
     started = time.monotonic()
     with session.progress.status(f"value model of iteration {iteration}"):
         examples = _examples(session, iteration)
+        if not examples.features:  # nothing could be scored: the iterations say so themselves
+            return "insufficient_data"
         features_ND = np.stack(examples.features)
         model = fit_value_model(
             features_ND,
@@ -65,19 +67,29 @@ def refit(session: Session, iteration: int) -> str:
             backbone_digest(session.policy),
             session.config.value.l2,
         )
-        health = _examined(model, features_ND, examples)
-    data = model.to_bytes()
-    artifact = session.store.artifacts.put(data, "value_model")
-    row = value_model_row(iteration, session.store.head().number, model, artifact, health)
-    row |= {"fit_s": time.monotonic() - started}
+        examined = _examined(model, features_ND, examples)
+    artifact = session.store.artifacts.put(model.to_bytes(), "value_model")
+    facts = {
+        "iteration": iteration,
+        "scorer_version": f"i{iteration}-{artifact.rpartition('-')[2][:12]}",
+        "as_of": session.store.head().number,
+        "artifact": artifact,
+        "backbone_digest": model.backbone_digest,
+        "mean_target": float(np.average(examples.targets, weights=examples.weights)),
+        "fit_s": time.monotonic() - started,
+    }
+    row = value_model_row(facts, examined)
     session.writer.append({"value_models": [row]}, batch_key=f"i{iteration:06d}-refit")
-    return health.verdict
+    return examined.verdict
 
 
 def rescore(session: Session, iteration: int) -> int:
     """Judge the states worth it by the model of `iteration`, and all their prompts."""
     read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
-    [model_row] = read("value_models")
+    models = read("value_models")
+    if not models:
+        return 0
+    [model_row] = models
     data = session.store.artifacts.get(model_row["artifact"])
     model = ValueModel.from_bytes(data, backbone_digest(session.policy))
     version = model_row["scorer_version"]
@@ -188,22 +200,23 @@ def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
     return found
 
 
-def _examined(model: ValueModel, features_ND: NDArray[np.float32], examples: Examples) -> Any:
+def _examined(model: ValueModel, features_ND: NDArray[np.float32], examples: Examples) -> Health:
     """Return the health of a model on outcomes its heads did not see."""
     kept = np.flatnonzero(np.array(examples.is_examined, dtype=bool))
-    frequency = Counter(s for s in examples.signatures if s is not None)
+    marked = list(zip(examples.prompt_ids, examples.signatures, examples.targets, strict=True))
+    frequency = Counter((p, s) for p, s, target in marked if s is not None and target > 0)
 
     def column(values: list[Any]) -> list[Any]:
         return [values[row] for row in kept]
 
     prompt_ids = column(examples.prompt_ids)
-    return examine(
-        values=model.predict(features_ND[kept], prompt_ids),
-        outcomes=np.array(column(examples.targets)),
-        prompt_ids=prompt_ids,
-        prefix_tokens=np.array(column(examples.prefix_tokens)),
-        ages=np.array(column(examples.ages)),
-        signature_counts=np.array([frequency.get(s, 1) for s in column(examples.signatures)]),
+    return health(
+        model.predict(features_ND[kept], prompt_ids),
+        column(examples.targets),
+        prompt_ids,
+        column(examples.prefix_tokens),
+        column(examples.ages),
+        [frequency.get((prompt_id, s)) for prompt_id, s, _ in (marked[row] for row in kept)],
     )
 
 

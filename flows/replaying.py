@@ -166,8 +166,9 @@ def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pi
 def value_version(session: Session) -> dict[str, str]:
     """Return the version that judges states, by scorer: the newest model's, if it is healthy."""
     models = session.lineage.read(session.store, "value_models")
-    healthy = [m for m in models[-1:] if m["verdict"] == "healthy"]
-    return {VALUE_SCORER: m["scorer_version"] for m in healthy}
+    if not models or models[-1]["verdict"] != "healthy":
+        return {}
+    return {VALUE_SCORER: models[-1]["scorer_version"]}
 
 
 def groups(session: Session, iteration: int) -> list[Group]:

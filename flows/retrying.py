@@ -38,9 +38,11 @@ def compare_with_old(session: Session, iteration: int, scored: Sequence[Scored])
         before = old_scores.get(pick["rollout_id"] or "")
         if before is None or before["value"] is None:
             continue
-        for new in _new_answers(pick, scored):
-            if new.reward is not None:
-                retries.append(_retry_row(session, iteration, pick, before, new))
+        retries += [
+            _retry_row(session, iteration, pick, before, new)
+            for new in _new_answers(pick, scored)
+            if new.reward is not None
+        ]
     return Comparisons(retries, made)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import storage
@@ -10,6 +11,7 @@ from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
 from rrl_core.tasks.protocol import Prompt, Score, Scorer
 from rrl_core.tasks.signature import solution_signature
+from rrl_core.value.health import Health
 
 Row = dict[str, Any]
 
@@ -108,6 +110,16 @@ def score_row(
         "elapsed_ms": elapsed_ms,
         "signature": solution_signature(rollout["completion"]) if score.status == "ok" else None,
     }
+
+
+def value_model_row(facts: Row, examined: Health) -> Row:
+    """Return the `value_models` row of a model that was fitted and examined."""
+    shared = ("num_states", "num_prompts", "num_mixed_prompts", "auroc", "within_prompt_auroc",
+              "brier", "length_corr", "signature_corr", "verdict")  # fmt: skip
+    parts = {"calibration": examined.calibration, "by_age": examined.by_age}
+    metrics = {name: [asdict(bucket) for bucket in buckets] for name, buckets in parts.items()}
+    own = {name: getattr(examined, name) for name in shared}
+    return facts | own | {"scorer": "value", "metrics_json": json.dumps(metrics)}
 
 
 def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
