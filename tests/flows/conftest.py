@@ -25,6 +25,10 @@ def smoke_config(*overrides: str) -> RunConfig:
     return load_config(Path("smoke"), ["tracking.mlflow=false", *overrides])
 
 
+def replay_config(*overrides: str) -> RunConfig:
+    return load_config(Path("smoke-replay"), ["tracking.mlflow=false", *overrides])
+
+
 def run_here(store_path: Path, config: RunConfig, run_id: str = RUN_ID) -> storage.Store:
     """Train in this process without an orchestrator; return the store."""
     store = storage.open(store_path, create=True)
@@ -87,6 +91,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
     child = start_child(path, log, "smoke", "--run-id", RUN_ID, "--set", "tracking.mlflow=false")
     assert child.wait(240) == 0, log.read_text()
     return storage.open(path)
+
+
+@pytest.fixture(scope="session")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    """The smoke run that replays every unit; read it, never write to it."""
+    return run_here(tmp_path_factory.mktemp("replayed") / "store", replay_config())
 
 
 Snapshot = Callable[[storage.Store], Any]

@@ -10,8 +10,7 @@ from flows.commands import train as train_command
 from flows.config import ConfigError
 from flows.forking import parse_fork, plan_fork
 from flows.lineage import Lineage, Stretch, lineage_of
-from tests.flows.conftest import RUN_ID, run_here
-from tests.flows.test_replay import replay_config
+from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 FORK_ID = "fork-run"
 

@@ -3,24 +3,12 @@
 import json
 from pathlib import Path
 
-import pytest
-
 import storage
 from flows.auditing import audit, step_samples
-from flows.config import RunConfig, load_config
 from flows.progress import Progress
 from flows.stepping import retake
 from rrl_core.replay.outcomes import compare
-from tests.flows.conftest import RUN_ID, run_here
-
-
-def replay_config(*overrides: str) -> RunConfig:
-    return load_config(Path("smoke-replay"), ["tracking.mlflow=false", *overrides])
-
-
-@pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
-    return run_here(tmp_path_factory.mktemp("replayed") / "store", replay_config())
+from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 
 def test_every_unit_is_replayed(replayed: storage.Store):
