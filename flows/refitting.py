@@ -7,18 +7,15 @@ features are the backbone's; its labels are outcomes, recent ones and those of r
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from flows.planned import TRAINED_ROLES
+from flows.planned import TRAINED_ROLES, source_rollouts
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
-from flows.states import CUT_ROLES, Features, state_rows
+from flows.states import CUT_ROLES, Features, Outcome, state_rows
 from flows.translate import Row, value_model_row, value_row
 from flows.wiring import Session
 from rrl_core.replay.outcomes import is_success
@@ -32,21 +29,6 @@ _PLACES = (
 )  # fmt: skip
 
 
-@dataclass
-class Examples:
-    """What a value model learns from: one entry per outcome of a state, as columns."""
-
-    features: list[Features] = field(default_factory=list)
-    prompt_ids: list[str] = field(default_factory=list)
-    targets: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    prefix_tokens: list[int] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-    signatures: list[str | None] = field(default_factory=list)
-    is_examined: list[bool] = field(default_factory=list)
-    """True for a cut response of the policy's own: what the model's health is measured on."""
-
-
 def refit(session: Session, iteration: int) -> str:
     """Cut the newest responses into states, fit a value model, and commit it with its verdict."""
     read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
@@ -55,19 +37,23 @@ def refit(session: Session, iteration: int) -> str:
     _cut(session, iteration)
     started = time.monotonic()
     with session.progress.status(f"value model of iteration {iteration}"):
-        examples = _examples(session, iteration)
-        if not examples.features:  # nothing could be scored: the iterations say so themselves
+        outcomes = _recent_outcomes(session, iteration)
+        if not outcomes:  # nothing could be scored: the iterations say so themselves
             return "insufficient_data"
-        features_ND = np.stack(examples.features)
+        targets = np.array([o.target for o in outcomes])
+        ages = [iteration - o.policy_version for o in outcomes]
+        weights = np.array(
+            [example_weight(a, o.is_replayed) for a, o in zip(ages, outcomes, strict=True)]
+        )
         model = fit_value_model(
-            features_ND,
-            examples.prompt_ids,
-            np.array(examples.targets),
-            np.array(examples.weights),
+            np.stack([o.feature_D for o in outcomes]),
+            [o.prompt_id for o in outcomes],
+            targets,
+            weights,
             backbone_digest(session.policy),
             session.config.value.l2,
         )
-        examined = _examined(model, features_ND, examples)
+        examined = _examined(model, outcomes, iteration)
     artifact = session.store.artifacts.put(model.to_bytes(), "value_model")
     facts = {
         "iteration": iteration,
@@ -75,7 +61,7 @@ def refit(session: Session, iteration: int) -> str:
         "as_of": session.store.head().number,
         "artifact": artifact,
         "backbone_digest": model.backbone_digest,
-        "mean_target": float(np.average(examples.targets, weights=examples.weights)),
+        "mean_target": float(np.average(targets, weights=weights)),
         "fit_s": time.monotonic() - started,
     }
     row = value_model_row(facts, examined)
@@ -133,19 +119,22 @@ def _cut(session: Session, iteration: int) -> None:
     session.writer.append({"states": rows}, batch_key=f"i{iteration:06d}-states")
 
 
-def _examples(session: Session, iteration: int) -> Examples:
-    """Return the outcomes of the newest iterations, `value.fit_rollouts` rollouts or more."""
+def _recent_outcomes(session: Session, iteration: int) -> list[Outcome]:
+    """Return the outcomes of the newest iterations, `value.fit_rollouts` rollouts or more.
+
+    Those of an iteration are gathered once, and kept while they are recent.
+    """
     sampler = session.config.sampler
     per_iteration = sampler.prompts * sampler.group_size
     num_iterations = -(-session.config.value.fit_rollouts // per_iteration)
-    examples = Examples()
-    for sampled in range(max(1, iteration - num_iterations + 1), iteration + 1):
-        _add_outcomes(session, sampled, iteration, examples)
-    return examples
+    recent = range(max(1, iteration - num_iterations + 1), iteration + 1)
+    kept = {i: session.outcomes[i] for i in recent if i in session.outcomes}
+    session.outcomes = {i: kept.get(i) or _outcomes(session, i) for i in recent}
+    return [outcome for found in session.outcomes.values() for outcome in found]
 
 
-def _add_outcomes(session: Session, sampled: int, iteration: int, examples: Examples) -> None:
-    """Add every scored rollout of an iteration as an outcome of the states it went through."""
+def _outcomes(session: Session, sampled: int) -> list[Outcome]:
+    """Return every scored rollout of an iteration as an outcome of the states it went through."""
     run_id = session.lineage.run_of(sampled)
     read = partial(session.store.read, run_id=run_id, iteration=sampled)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
@@ -155,40 +144,56 @@ def _add_outcomes(session: Session, sampled: int, iteration: int, examples: Exam
         if (row["scorer"], row["scorer_version"]) == judge and row["value"] is not None
     }
     features = session.state_features.of_iteration(sampled, _cut_iteration(session, sampled))
-    states = _states_by_rollout(session, sampled)
-    prompt_states = {
-        state["prompt_id"]: state
-        for found in states.values()
-        for state in found
-        if state["prefix_tokens"] == 0
-    }
+    own = _states_by_rollout(session, sampled)
+    given = _given_states(session, read("picks"))
+    prompt_states = {s["prompt_id"]: s for found in own.values() for s in found if _is_prompt(s)}
+    outcomes = []
     for rollout in read("rollouts"):
         score = scores.get(rollout["event_id"])
         if rollout["role"] not in TRAINED_ROLES or score is None:
             continue
-        age = iteration - rollout["policy_version"]
         if rollout["role"] in CUT_ROLES:
-            own = [s for s in states.get(rollout["event_id"], []) if s["prefix_tokens"] > 0]
-            passed = [*_some(prompt_states.get(rollout["prompt_id"])), *own]
+            cuts = [s for s in own.get(rollout["event_id"], []) if not _is_prompt(s)]
+            start = prompt_states.get(rollout["prompt_id"])
+            passed = [(s, features[s["event_id"]]) for s in ([start] if start else []) + cuts]
         else:
-            passed = session.store.read("states", event_ids=[rollout["parent_id"]])
-        for state in passed:
-            vector = features.get(state["event_id"])
-            examples.features.append(
-                session.state_features.of_state(state) if vector is None else vector
-            )
-            examples.prompt_ids.append(rollout["prompt_id"])
-            examples.targets.append(float(is_success(score["value"])))
-            examples.weights.append(example_weight(age, rollout["role"] != "attempt"))
-            examples.prefix_tokens.append(state["prefix_tokens"])
-            examples.ages.append(age)
-            examples.signatures.append(score["signature"])
-            is_own = rollout["role"] in CUT_ROLES and state["prefix_tokens"] > 0
-            examples.is_examined.append(is_own)
+            passed = [given[rollout["parent_id"]]]
+        outcomes += [_outcome(rollout, score, state, feature_D) for state, feature_D in passed]
+    return outcomes
 
 
-def _some(state: Row | None) -> list[Row]:
-    return [] if state is None else [state]
+def _outcome(rollout: Row, score: Row, state: Row, feature_D: Features) -> Outcome:
+    return Outcome(
+        feature_D=feature_D,
+        prompt_id=rollout["prompt_id"],
+        target=float(is_success(score["value"])),
+        policy_version=rollout["policy_version"],
+        is_replayed=rollout["role"] != "attempt",
+        prefix_tokens=state["prefix_tokens"],
+        signature=score["signature"],
+        is_examined=rollout["role"] in CUT_ROLES and not _is_prompt(state),
+    )
+
+
+def _is_prompt(state: Row) -> bool:
+    return bool(state["prefix_tokens"] == 0)
+
+
+def _given_states(session: Session, picks: list[Row]) -> dict[str, tuple[Row, Features]]:
+    """Return the states that an iteration continued, with their features, by state id."""
+    picks = [pick for pick in picks if pick["unit"] == "state"]
+    if not picks:
+        return {}
+    sources = source_rollouts(session.store, picks)
+    found = {}
+    for state in session.store.read("states", event_ids=[pick["entry_id"] for pick in picks]):
+        sampled = sources[state["rollout_id"]]["iteration"]
+        cached = session.state_features.of_iteration(sampled, _cut_iteration(session, sampled))
+        feature_D = cached.get(state["event_id"])
+        if feature_D is None:  # another stream cut it
+            feature_D = session.state_features.of_state(state)
+        found[state["event_id"]] = (state, feature_D)
+    return found
 
 
 def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
@@ -200,23 +205,22 @@ def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
     return found
 
 
-def _examined(model: ValueModel, features_ND: NDArray[np.float32], examples: Examples) -> Health:
+def _examined(model: ValueModel, outcomes: list[Outcome], iteration: int) -> Health:
     """Return the health of a model on outcomes its heads did not see."""
-    kept = np.flatnonzero(np.array(examples.is_examined, dtype=bool))
-    marked = list(zip(examples.prompt_ids, examples.signatures, examples.targets, strict=True))
-    frequency = Counter((p, s) for p, s, target in marked if s is not None and target > 0)
-
-    def column(values: list[Any]) -> list[Any]:
-        return [values[row] for row in kept]
-
-    prompt_ids = column(examples.prompt_ids)
+    frequency = Counter(
+        (o.prompt_id, o.signature) for o in outcomes if o.signature is not None and o.target > 0
+    )
+    examined = [o for o in outcomes if o.is_examined]
+    width = model.weights_KD.shape[1]
+    features_ND = np.array([o.feature_D for o in examined], dtype=np.float32).reshape(-1, width)
+    prompt_ids = [o.prompt_id for o in examined]
     return health(
-        model.predict(features_ND[kept], prompt_ids),
-        column(examples.targets),
+        model.predict(features_ND, prompt_ids),
+        [o.target for o in examined],
         prompt_ids,
-        column(examples.prefix_tokens),
-        column(examples.ages),
-        [frequency.get((prompt_id, s)) for prompt_id, s, _ in (marked[row] for row in kept)],
+        [o.prefix_tokens for o in examined],
+        [iteration - o.policy_version for o in examined],
+        [frequency.get((o.prompt_id, o.signature)) for o in examined],
     )
 
 

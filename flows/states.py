@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -88,6 +89,21 @@ def features_of(
         for rollout_id, cuts in prefixes.items()
     ]
     return state_features(policy, sequences, max_tokens)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a response ended that went through a state: what a value model learns from."""
+
+    feature_D: Features
+    prompt_id: str
+    target: float
+    policy_version: int
+    is_replayed: bool
+    prefix_tokens: int
+    signature: str | None
+    is_examined: bool
+    """True for a cut response of the policy's own: what the model's health is measured on."""
 
 
 class StateFeatures:

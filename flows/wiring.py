@@ -19,7 +19,7 @@ from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import package_versions
 from flows.progress import Progress
-from flows.states import StateFeatures
+from flows.states import Outcome, StateFeatures
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
@@ -52,6 +52,7 @@ class Session:
     state_features: StateFeatures
     should_stop: bool = False
     started_s: float = field(default_factory=time.monotonic)
+    outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
 
     def prompts(self, split: Split) -> list[Prompt]:
