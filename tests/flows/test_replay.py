@@ -3,17 +3,30 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import storage
 from flows.auditing import audit, step_samples
 from flows.progress import Progress
 from flows.stepping import retake
+from flows.wiring import stored_config
 from rrl_core.replay.outcomes import compare
 from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 
-def test_every_unit_is_replayed(replayed: storage.Store):
+@pytest.fixture(scope="module")
+def with_trajectories(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    """A run of rare, lucky successes, old enough for trajectories to be replayed."""
+    config = replay_config(
+        "sampler.engine=fake", "run.iterations=12", "value.every=off", 'replay.units=["trajectory"]',
+        "task.reward=tests.flows.rewards:early_seven", "evaluation.every=off",
+    )  # fmt: skip
+    return run_here(tmp_path_factory.mktemp("trajectories") / "store", config)
+
+
+def test_states_and_prompts_are_replayed(replayed: storage.Store):
     units = {row["unit"] for row in replayed.read("replays", run_id=RUN_ID)}
-    assert units == {"fresh", "state", "trajectory", "prompt"}
+    assert units == {"fresh", "state", "prompt"}
 
 
 def test_an_iteration_has_as_many_groups_as_without_replay(replayed: storage.Store):
@@ -24,9 +37,10 @@ def test_an_iteration_has_as_many_groups_as_without_replay(replayed: storage.Sto
         assert len(rows) == 6 * 4
 
 
-def test_a_trajectory_joins_the_fresh_group_of_its_prompt(replayed: storage.Store):
-    rollouts = {row["event_id"]: row for row in replayed.read("rollouts", run_id=RUN_ID)}
-    replays = replayed.read("replays", run_id=RUN_ID)
+def test_a_trajectory_joins_the_fresh_group_of_its_prompt(with_trajectories: storage.Store):
+    store = with_trajectories
+    rollouts = {row["event_id"]: row for row in store.read("rollouts", run_id=RUN_ID)}
+    replays = store.read("replays", run_id=RUN_ID)
     joined = [row for row in replays if row["unit"] == "trajectory"]
     assert joined
     for row in joined:
@@ -37,7 +51,31 @@ def test_a_trajectory_joins_the_fresh_group_of_its_prompt(replayed: storage.Stor
         assert {rollouts[r["rollout_id"]]["prompt_id"] for r in group} == {
             rollouts[row["rollout_id"]]["prompt_id"]
         }
+        assert row["reward"] == 1.0
+        assert row["advantage"] > 0 or all(r["reward"] == 1.0 for r in group)
         assert row["age"] > 0
+
+
+def test_a_replayed_trajectory_teaches_with_its_stored_logprobs(with_trajectories: storage.Store):
+    store = with_trajectories
+    learned = {
+        (row["iteration"], row["rollout_id"]): row
+        for row in store.read("learned_samples", run_id=RUN_ID)
+    }
+    joined = [r for r in store.read("replays", run_id=RUN_ID) if r["unit"] == "trajectory"]
+    taught = [learned[r["iteration"], r["rollout_id"]] for r in joined if r["advantage"] != 0]
+    assert taught
+    for row in taught:
+        assert row["num_loss_tokens"] > 0
+        assert row["importance_mean"] is not None
+
+
+def test_trajectories_are_confirmed_by_the_audit(with_trajectories: storage.Store):
+    config = stored_config(with_trajectories, RUN_ID)
+    audited = list(audit(with_trajectories, RUN_ID, config))
+    assert [str(d) for a in audited for d in a.differences] == []
+    with Progress(quiet=True) as progress:
+        assert retake(with_trajectories, RUN_ID, config, 12, progress).is_same
 
 
 def test_a_continuation_has_the_given_tokens_of_its_state(replayed: storage.Store):
@@ -58,7 +96,7 @@ def test_a_continuation_has_the_given_tokens_of_its_state(replayed: storage.Stor
 def test_retry_rows_compare_both_answers_under_one_scorer(replayed: storage.Store):
     scores = {row["event_id"]: row for row in replayed.read("scores", run_id=RUN_ID)}
     retries = replayed.read("retries", run_id=RUN_ID)
-    assert {row["unit"] for row in retries} == {"state", "trajectory", "prompt"}
+    assert {row["unit"] for row in retries} == {"state", "prompt"}
     for row in retries:
         old, new = scores[row["old_score_id"]], scores[row["new_score_id"]]
         assert old["target_id"] == row["old_rollout_id"]
