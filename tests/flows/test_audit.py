@@ -13,11 +13,12 @@ from flows import tasks
 from flows.auditing import Audited, audit
 from flows.batching import replay_rows
 from flows.history_commands import run_audit
+from flows.wiring import stored_config
 from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 
 def audited(store: storage.Store, *iterations: int) -> list[Audited]:
-    return list(audit(store, RUN_ID, replay_config(), iterations or None))
+    return list(audit(store, RUN_ID, stored_config(store, RUN_ID), iterations or None))
 
 
 def differences(store: storage.Store) -> list[str]:
