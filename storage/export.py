@@ -18,7 +18,7 @@ from storage.answers import printable
 from storage.errors import QueryError
 from storage.schemas import TABLES
 from storage.state import LiveSegment, State
-from storage.views import VIEWS, quoted, table_sql, view_sql
+from storage.views import VIEWS, macro_sql, quoted, table_sql
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -134,7 +134,7 @@ def _definitions_text(store: "Store", state: State, number: int) -> str:
 def _view_definitions(number: int) -> list[str]:
     statements = []
     for name in VIEWS:
-        statements.append(_macro(name, view_sql(name).replace("$as_of", "as_of")))
+        statements.append(f"create or replace {macro_sql(name)}")
         statements.append(_plain(name, number))
     return statements
 

@@ -2,8 +2,9 @@
 
 Invariant: `as_of` is a predicate on the commit of a row, never a choice of files, so an answer as
 of N stays the same for ever. Every name is a macro with an `as_of` argument and a plain view as of
-the number the connection was opened with. `_commit` and `_row` come from the log, the rest from
-files that are named one by one.
+the number the connection was opened with. A view may take further arguments, which are null unless
+they are given by name: `replay_buffer(17, run := 'sums-a')`. `_commit` and `_row` come from the log,
+the rest from files that are named one by one.
 """
 
 import re
@@ -23,10 +24,17 @@ VIEWS = (  # in the order of definition: each may use those before it
     "training_history",
     "prompt_history",
     "lost_prompts",
+    "forgetting",
+    "replay_buffer",
     "replay_audit",
+    "value_drift",
     "run_overview",
 )
-ORDERS = {"latest_scores": "_commit, _row"}  # of views whose text has none
+ORDERS = {  # of views whose text has none
+    "latest_scores": "_commit, _row",
+    "replay_buffer": "run_id, unit, entry_id",
+}
+_PARAMETER = re.compile(r"\$(\w+)")
 _CATALOG = re.compile(r"\b(show|information_schema|(duckdb|pg|sqlite)_\w+)\b", re.IGNORECASE)
 _SETUP = (
     "set global TimeZone = 'UTC'",
@@ -65,9 +73,9 @@ class Views:
         for name in needed:
             if name in TABLES:
                 select = table_sql(TABLES[name], self._root, self._segments[name])
+                self._define(f"macro {name}(as_of) as table {select}", name)
             else:
-                select = view_sql(name).replace("$as_of", "as_of")
-            self._define(f"macro {name}(as_of) as table {select}", name)
+                self._define(macro_sql(name), name)
         for name in plain:
             select = f"select * from {name}({self.as_of})"  # noqa: S608
             self._define(f"view {name} as {select}", name)
@@ -100,6 +108,19 @@ def names_in(query: str) -> list[str]:
 def view_sql(name: str) -> str:
     """Return the text of a view: one SELECT with the parameter `$as_of`."""
     return (resources.files("storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def arguments(name: str) -> list[str]:
+    """Return the names of the arguments that a view takes beside `as_of`."""
+    statement = re.sub("--.*", "", view_sql(name))
+    return [p for p in dict.fromkeys(_PARAMETER.findall(statement)) if p != "as_of"]
+
+
+def macro_sql(name: str) -> str:
+    """Return a view as a macro, to be put behind CREATE."""
+    signature = ", ".join(["as_of", *(f"{argument} := null" for argument in arguments(name))])
+    select = _PARAMETER.sub(r"\1", view_sql(name))
+    return f"macro {name}({signature}) as table\n{select}"
 
 
 def ask_names() -> list[str]:

@@ -26,6 +26,7 @@ select
     arg_min(ranked.components_json, ranked.rank) as components_json,
     arg_min(ranked.feedback, ranked.rank) as feedback,
     arg_min(ranked.elapsed_ms, ranked.rank) as elapsed_ms,
+    arg_min_null(ranked.signature, ranked.rank) as signature,
     arg_min(ranked.recorded_at, ranked.rank) as recorded_at,
     arg_min(ranked._commit, ranked.rank) as _commit,
     arg_min(ranked._row, ranked.rank) as _row

@@ -3,8 +3,10 @@
 -- Parameters: $as_of, a commit number.
 -- Columns: state (learned when the step of this batch was taken, else planned), policy_version (the
 --          one that sampled the rollout), age (policy versions since), reward and scorer_version
---          (those it was chosen under), advantage, importance_mean and ratio_mean (weights in the
---          loss; NULL unless learned).
+--          (those it was chosen under), advantage, prefix_tokens and prefix_advantage (of the given
+--          tokens of a response), pick_id and pick_* (the pick that brought it, and what it was
+--          picked by; NULL for fresh samples), importance_mean and ratio_mean (weights in the loss;
+--          NULL unless learned).
 select
     planned.run_id,
     planned.iteration,
@@ -27,6 +29,13 @@ select
     planned.priority,
     planned.probability,
     planned.advantage,
+    planned.prefix_tokens,
+    planned.prefix_advantage,
+    planned.pick_id,
+    pick.value as pick_value,
+    pick.prompt_value as pick_prompt_value,
+    pick.base as pick_base,
+    pick.probability as pick_probability,
     sample.num_loss_tokens,
     sample.importance_mean,
     sample.ratio_mean,
@@ -47,5 +56,6 @@ left join learned_samples($as_of) as sample
     and step.event_id is not null
 left join rollouts($as_of) as rollout on rollout.event_id = planned.rollout_id
 left join scores($as_of) as score on score.event_id = planned.score_id
+left join picks($as_of) as pick on pick.event_id = planned.pick_id
 order by
     planned.run_id, planned.iteration, planned.step, planned.position, planned.rollout_id

@@ -1,13 +1,14 @@
 -- Question: which runs are there, and how far did they come?
 -- Grain: one row per run.
 -- Parameters: $as_of, a commit number.
--- Columns: opened_at (first time), last_event_at, epoch (times it was opened), state (finished,
+-- Columns: kind (train, rescore or refit), opened_at (first time), last_event_at, epoch (times it was opened), state (finished,
 --          interrupted or failed as its newest epoch says; open when that says nothing: it goes on
 --          or was killed), last_iteration (begun), last_learned_iteration (with a step taken),
 --          last_mean_reward (of the last iteration with one), planned_iterations.
 with epochs as (
     select
         event.run_id,
+        coalesce(arg_max(event.kind, event.run_epoch), 'train') as kind,
         max(event.run_epoch) as epoch,
         min(event.recorded_at) as opened_at,
         arg_max(event.planned_iterations, event.run_epoch) as planned_iterations,
@@ -46,6 +47,7 @@ progress as (
 )
 select
     epochs.run_id,
+    epochs.kind,
     epochs.opened_at,
     last_moments.last_event_at,
     epochs.epoch,
