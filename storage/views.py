@@ -21,6 +21,7 @@ from storage.upcast import SQL_TYPES, column_expressions
 VIEWS = (  # in the order of definition: each may use those before it
     "latest_scores",
     "reward_scorers",
+    "lineage",
     "training_history",
     "prompt_history",
     "lost_prompts",

@@ -4,14 +4,19 @@
 -- Parameters: $as_of, a commit number; $run, the only run wanted (null: every training run); $version,
 --             the version of the scorer `value` that judges states (null: the run's newest healthy
 --             value model; 'none', or where there is no such model: p_hat stands for V).
--- Columns: on-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
+-- Columns: a run's own history is its `lineage`. Of states and of their judgements only those of its own
+--          streams count, unless the version is another stream's or the run never cut a state.
+--          On-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
 --          the reward is that of the run's newest reward scorer.
 --   unit, entry_id           state (`states.event_id`), trajectory (`rollouts.event_id`) or prompt
---   rollout_id, source_run_id  the rollout it comes from, and its run; NULL for a prompt
+--   entry_key                the same for a fork as for its original: prompt and hash of the given
+--                            tokens, prompt and seed of the rollout, or the prompt
+--   rollout_id, source_run_id  the rollout it comes from, and its run; of a prompt the newest attempt
 --   prefix_tokens            given tokens of a state; 0 else
 --   age                      policy versions published since the rollout was sampled; 0 for a prompt
 --   prompt_tries, prompt_ok  of the prompt's last 16 scored on-policy attempts: all, successes
 --   p_hat                    (prompt_ok + 0.5) / (prompt_tries + 2)
+--   prompt_mean_reward       mean reward of these attempts
 --   is_ever_solved           an on-policy attempt of the prompt succeeded once
 --   state_tries, state_ok    of the state's last 16 scored continuations: all, successes
 --   raw_value                V(s) of a state, NULL when not judged; value of other units
@@ -22,6 +27,8 @@
 --   score_id                 the judgement behind value: of a state, the reward of a trajectory
 --   signature                of the rollout's completion
 --   signature_count          successes of the prompt that share it; 1 where there are none
+--   prompt_state_id, prompt_state_iteration  the state of the prompt alone, and the iteration that
+--                            sampled the rollout it comes from
 --   num_uses                 picks of it that came into a step
 --   eligibility_reason       the first that applies: prompt_solved (p_hat of 0.75 or more),
 --                            not_judged, not_rare (trajectory, p_hat above 0.25), no_logprobs
@@ -30,40 +37,53 @@
 --                            and since the last judgement), mastered (state with a value of 0.75 or
 --                            more by this value model and the healthy one before it), eligible
 -- Order: none, as it would take longer than the rest.
-with training as (
-    select event.run_id
-    from runs($as_of) as event
-    where $run is null or event.run_id = $run
-    group by event.run_id
-    having coalesce(arg_max(event.kind, event.run_epoch), 'train') = 'train'
+with sources as materialized (
+    select history.run_id, history.source_run_id, history.last_iteration, history.last_commit
+    from lineage($as_of) as history
+    where $run is null or history.run_id = $run
 ),
-models as (
+fitted as (
     select
-        model.run_id,
+        source.run_id,
         model.scorer_version,
+        model.verdict = 'healthy' as is_healthy,
         model._commit * 4294967296 + model._row as position
     from value_models($as_of) as model
-    where model.verdict = 'healthy'
+    join sources as source
+        on source.source_run_id = model.run_id
+        and model.iteration <= source.last_iteration
+        and model._commit <= source.last_commit
 ),
 judges as (
     select
         training.run_id,
         case
             when $version = 'none' then null
-            else coalesce($version, arg_max(model.scorer_version, model.position))
+            else coalesce(
+                $version,
+                arg_max(fitted.scorer_version, fitted.position) filter (where fitted.is_healthy)
+            )
         end as value_version
-    from training
-    left join models as model on model.run_id = training.run_id
+    from (select distinct source.run_id from sources as source) as training
+    left join fitted on fitted.run_id = training.run_id
     group by training.run_id
 ),
 earlier_judges as (
-    select judge.run_id, arg_max(model.scorer_version, model.position) as value_version
+    select judge.run_id, arg_max(fitted.scorer_version, fitted.position) as value_version
     from judges as judge
     join value_models($as_of) as chosen on chosen.scorer_version = judge.value_version
-    join models as model
-        on model.run_id = judge.run_id
-        and model.position < chosen._commit * 4294967296 + chosen._row
+    join fitted
+        on fitted.run_id = judge.run_id
+        and fitted.is_healthy
+        and fitted.position < chosen._commit * 4294967296 + chosen._row
     group by judge.run_id
+),
+cutters as (
+    select distinct source.run_id
+    from sources as source
+    join states($as_of) as state
+        on state.run_id = source.source_run_id
+        and state.iteration <= source.last_iteration
 ),
 published as (
     select policy.run_id, max(policy.policy_version) as newest_policy_version
@@ -87,16 +107,29 @@ asked as (  -- the runs with all that is asked about them
         begun.scorer_version,
         judge.value_version,
         earlier.value_version as earlier_version,
-        published.newest_policy_version
+        published.newest_policy_version,
+        cutter.run_id is null or (
+            judge.value_version is not null
+            and not exists (
+                from fitted
+                where
+                    fitted.run_id = judge.run_id
+                    and fitted.scorer_version = judge.value_version
+            )
+        ) as is_open
     from begun
     join judges as judge on judge.run_id = begun.run_id
     left join earlier_judges as earlier on earlier.run_id = begun.run_id
     left join published on published.run_id = begun.run_id
+    left join cutters as cutter on cutter.run_id = begun.run_id
 ),
 wanted as (
-    select asked.scorer, asked.scorer_version from asked
+    select asked.scorer, asked.scorer_version, true as is_open from asked
     union
-    select 'value', asked.value_version from asked where asked.value_version is not null
+    select 'value', asked.value_version, bool_or(asked.is_open)
+    from asked
+    where asked.value_version is not null
+    group by asked.value_version
 ),
 judgements as (
     select
@@ -113,6 +146,7 @@ judgements as (
     join wanted
         on wanted.scorer = scored.scorer
         and wanted.scorer_version = scored.scorer_version
+    where wanted.is_open or scored.run_id in (select source.source_run_id from sources as source)
 ),
 repeated as (
     select
@@ -136,7 +170,9 @@ latest as materialized (  -- as `latest_scores`, at a third of its time: few tar
 sampled as materialized (
     select
         rollout.event_id as rollout_id,
-        rollout.run_id,
+        asked.run_id,
+        rollout.run_id as source_run_id,
+        rollout.seed,
         rollout.iteration as sampled_iteration,
         rollout.role,
         rollout.prompt_id,
@@ -153,7 +189,11 @@ sampled as materialized (
         score.value >= 0.999 as is_ok,
         score.signature
     from rollouts($as_of) as rollout
-    join asked on asked.run_id = rollout.run_id
+    join sources as source
+        on source.source_run_id = rollout.run_id
+        and rollout.iteration <= source.last_iteration
+        and rollout._commit <= source.last_commit
+    join asked on asked.run_id = source.run_id
     left join latest as score
         on score.target_id = rollout.event_id
         and score.scorer = asked.scorer
@@ -170,6 +210,9 @@ tried as (
         attempt.prompt_id,
         least(count(*), 16)::integer as num_tries,
         list_sum(arg_max(attempt.is_ok::integer, attempt.position, 16))::integer as num_ok,
+        list_avg(arg_max(attempt.reward, attempt.position, 16)) as mean_reward,
+        arg_max(attempt.rollout_id, attempt.position) as newest_rollout_id,
+        arg_max(attempt.source_run_id, attempt.position) as newest_source_run_id,
         bool_or(attempt.is_ok) as is_ever_solved,
         max(attempt._commit) filter (where attempt.is_ok) as ok_commit
     from attempts as attempt
@@ -183,13 +226,17 @@ solutions as (
 ),
 uses as (
     select
-        pick.run_id,
+        source.run_id,
         pick.unit,
         pick.entry_id,
         count(*)::integer as num_uses,
         max(pick.iteration) as last_used_iteration,
         max(pick._commit, 8)[8] as eighth_use_commit
     from picks($as_of) as pick
+    join sources as source
+        on source.source_run_id = pick.run_id
+        and pick.iteration <= source.last_iteration
+        and pick._commit <= source.last_commit
     where pick.event_id in (
         select replay.pick_id
         from replays($as_of) as replay
@@ -199,10 +246,11 @@ uses as (
             and step.step = replay.step
             and step.batch_id = replay.batch_id
     )
-    group by pick.run_id, pick.unit, pick.entry_id
+    group by source.run_id, pick.unit, pick.entry_id
 ),
 state_facts as materialized (  -- of the few states that have any: joined to states once
     select
+        part.run_id,
         part.state_id,
         max(part.num_tries) as state_tries,
         max(part.num_ok) as state_ok,
@@ -213,15 +261,17 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
         max(part.eighth_use_commit) as eighth_use_commit
     from (
         select
+            sampled.run_id,
             sampled.parent_id as state_id,
             least(count(*), 16)::integer as num_tries,
             list_sum(arg_max(sampled.is_ok::integer, sampled.position, 16))::integer as num_ok,
             max(sampled._commit) filter (where sampled.is_ok) as ok_commit
         from sampled
         where sampled.role = 'continuation' and sampled.reward is not null
-        group by sampled.parent_id
+        group by sampled.run_id, sampled.parent_id
         union all by name
         select
+            asked.run_id,
             latest.target_id as state_id,
             arg_max(
                 score.value, (score.attempt, -score._commit, -score._row)
@@ -233,9 +283,10 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
             and score.scorer = 'value'
             and score.scorer_version = asked.earlier_version
         where latest.scorer = 'value'
-        group by latest.target_id
+        group by asked.run_id, latest.target_id
         union all by name
         select
+            used.run_id,
             used.entry_id as state_id,
             used.num_uses,
             used.last_used_iteration,
@@ -243,12 +294,12 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
         from uses as used
         where used.unit = 'state'
     ) as part
-    group by part.state_id
+    group by part.run_id, part.state_id
 ),
 cuts as (
     select
         state.event_id as state_id,
-        state.source_run_id,
+        asked.run_id,
         state.prompt_id,
         state.prefix_sha256,
         state.rollout_id,
@@ -256,20 +307,29 @@ cuts as (
         state._commit * 4294967296 + state._row as position,
         asked.value_version
     from states($as_of) as state
-    join asked on asked.run_id = state.source_run_id
-    where state.prefix_tokens > 0
+    join sources as source on source.source_run_id = state.source_run_id
+    join asked on asked.run_id = source.run_id
+    left join sources as cutter
+        on cutter.run_id = source.run_id
+        and cutter.source_run_id = state.run_id
+        and state.iteration <= cutter.last_iteration
+        and state._commit <= cutter.last_commit
+    where asked.is_open or cutter.run_id is not null
 ),
 equal_cuts as (
-    select cut.source_run_id, cut.prompt_id, cut.prefix_sha256, min(cut.position) as position
+    select cut.run_id, cut.prompt_id, cut.prefix_sha256, min(cut.position) as position
     from cuts as cut
-    group by cut.source_run_id, cut.prompt_id, cut.prefix_sha256
+    where cut.prefix_tokens > 0
+    group by cut.run_id, cut.prompt_id, cut.prefix_sha256
     having count(*) > 1
 ),
 known_cuts as materialized (
     select
         cut.state_id,
+        cut.run_id,
         cut.rollout_id,
         cut.prefix_tokens,
+        cut.prefix_sha256,
         score.score_id,
         score.scorer,
         score.scorer_version,
@@ -284,29 +344,34 @@ known_cuts as materialized (
         known.eighth_use_commit,
         coalesce(equal.position, cut.position) = cut.position as is_first
     from cuts as cut
-    left join state_facts as known on known.state_id = cut.state_id
+    left join state_facts as known
+        on known.state_id = cut.state_id
+        and known.run_id = cut.run_id
     left join latest as score
         on score.target_id = cut.state_id
         and score.scorer = 'value'
         and score.scorer_version = cut.value_version
     left join equal_cuts as equal
-        on equal.source_run_id = cut.source_run_id
+        on equal.run_id = cut.run_id
         and equal.prompt_id = cut.prompt_id
         and equal.prefix_sha256 = cut.prefix_sha256
+    where cut.prefix_tokens > 0
 ),
 openings as (
     select
-        state.source_run_id,
-        state.prompt_id,
-        arg_min(score.value, state._commit * 4294967296 + state._row) as value
-    from states($as_of) as state
-    join asked on asked.run_id = state.source_run_id
-    join latest as score
-        on score.target_id = state.event_id
+        cut.run_id,
+        cut.prompt_id,
+        arg_min(score.value, cut.position) as value,
+        arg_min(cut.state_id, cut.position) as state_id,
+        arg_min(sampled.sampled_iteration, cut.position) as sampled_iteration
+    from cuts as cut
+    join sampled on sampled.rollout_id = cut.rollout_id and sampled.run_id = cut.run_id
+    left join latest as score
+        on score.target_id = cut.state_id
         and score.scorer = 'value'
-        and score.scorer_version = asked.value_version
-    where state.prefix_tokens = 0
-    group by state.source_run_id, state.prompt_id
+        and score.scorer_version = cut.value_version
+    where cut.prefix_tokens = 0
+    group by cut.run_id, cut.prompt_id
 ),
 prompt_facts as materialized (
     select
@@ -317,8 +382,13 @@ prompt_facts as materialized (
         coalesce(tried.num_ok, 0) as prompt_ok,
         (coalesce(tried.num_ok, 0) + 0.5) / (coalesce(tried.num_tries, 0) + 2) as p_hat,
         coalesce(tried.is_ever_solved, false) as is_ever_solved,
+        tried.mean_reward as prompt_mean_reward,
+        tried.newest_rollout_id,
+        tried.newest_source_run_id,
         tried.ok_commit as prompt_ok_commit,
         opening.value as own_prompt_value,
+        opening.state_id as prompt_state_id,
+        opening.sampled_iteration as prompt_state_iteration,
         asked.value_version is not null as has_model,
         asked.newest_iteration,
         asked.newest_policy_version
@@ -326,16 +396,23 @@ prompt_facts as materialized (
     join asked on asked.run_id = seen.run_id
     left join tried on tried.run_id = seen.run_id and tried.prompt_id = seen.prompt_id
     left join openings as opening
-        on opening.source_run_id = seen.run_id
+        on opening.run_id = seen.run_id
         and opening.prompt_id = seen.prompt_id
-    left join prompts($as_of) as prompt
+    left join (
+        select source.run_id, prompt.prompt_id, any_value(prompt.difficulty) as difficulty
+        from prompts($as_of) as prompt
+        join sources as source on source.source_run_id = prompt.run_id
+        group by source.run_id, prompt.prompt_id
+    ) as prompt
         on prompt.run_id = seen.run_id
         and prompt.prompt_id = seen.prompt_id
 ),
-sources as materialized (  -- rollouts with what is known of their prompt: joined to states once
+rollout_facts as materialized (  -- rollouts with what is known of their prompt: joined to states once
     select
         fact.*,
         sampled.rollout_id,
+        sampled.source_run_id,
+        sampled.seed,
         sampled.sampled_iteration,
         sampled.policy_version,
         sampled.signature,
@@ -355,6 +432,7 @@ candidates as (
         'state' as unit,
         cut.state_id as entry_id,
         cut.prefix_tokens,
+        cut.prefix_sha256,
         cut.score_id,
         cut.scorer,
         cut.scorer_version,
@@ -369,7 +447,9 @@ candidates as (
         cut.eighth_use_commit,
         true as has_logprobs
     from known_cuts as cut
-    join sources as source on source.rollout_id = cut.rollout_id
+    join rollout_facts as source
+        on source.rollout_id = cut.rollout_id
+        and source.run_id = cut.run_id
     where cut.is_first
     union all by name
     select
@@ -394,7 +474,9 @@ candidates as (
             where token.logprobs_reason is null
         ) as has_logprobs
     from attempts as attempt
-    join sources as source on source.rollout_id = attempt.rollout_id
+    join rollout_facts as source
+        on source.rollout_id = attempt.rollout_id
+        and source.run_id = attempt.run_id
     left join uses as used
         on used.run_id = attempt.run_id
         and used.unit = 'trajectory'
@@ -405,6 +487,8 @@ candidates as (
         fact.*,
         'prompt' as unit,
         fact.prompt_id as entry_id,
+        fact.newest_rollout_id as rollout_id,
+        fact.newest_source_run_id as source_run_id,
         0 as prefix_tokens,
         fact.p_hat as own_value,
         0 as state_tries,
@@ -425,7 +509,11 @@ candidates as (
 estimates as (
     select
         candidate.*,
-        if(candidate.unit = 'prompt', null, candidate.run_id) as source_run_id,
+        case candidate.unit
+            when 'state' then candidate.prompt_id || ':' || candidate.prefix_sha256
+            when 'trajectory' then candidate.prompt_id || ':' || candidate.seed
+            else candidate.prompt_id
+        end as entry_key,
         coalesce(candidate.newest_policy_version - candidate.policy_version, 0) as age,
         if(
             candidate.unit = 'state' and not candidate.has_model,
@@ -452,6 +540,7 @@ select
     estimate.run_id,
     estimate.unit,
     estimate.entry_id,
+    estimate.entry_key,
     estimate.prompt_id,
     estimate.difficulty,
     estimate.rollout_id,
@@ -463,6 +552,7 @@ select
     estimate.prompt_tries,
     estimate.prompt_ok,
     estimate.p_hat,
+    estimate.prompt_mean_reward,
     estimate.is_ever_solved,
     estimate.state_tries,
     estimate.state_ok,
@@ -475,6 +565,8 @@ select
     estimate.scorer_version,
     estimate.signature,
     estimate.signature_count,
+    estimate.prompt_state_id,
+    estimate.prompt_state_iteration,
     coalesce(estimate.num_uses, 0) as num_uses,
     estimate.last_used_iteration,
     case
