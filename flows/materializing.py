@@ -56,7 +56,7 @@ def materialize(
 
 
 def _batches(store: Store, run_id: str, moment: Moment) -> Iterator[pa.RecordBatch]:
-    return store.view_batches(VIEW, {"run": run_id, "version": moment.version}, moment.as_of)
+    return store.batches(VIEW, {"run": run_id, "version": moment.version}, moment.as_of)
 
 
 def _with_factors(batch: pa.RecordBatch, rule: PriorityRule) -> Iterator[Row]:

@@ -248,5 +248,5 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
 
 def _state_batches(session: Session, version: str) -> Iterator[pa.RecordBatch]:
     arguments = {"run": session.run_id, "version": version}
-    for batch in session.store.view_batches(VIEW, arguments):
+    for batch in session.store.batches(VIEW, arguments):
         yield batch.filter(pc.equal(batch["unit"], "state"))

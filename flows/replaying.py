@@ -59,7 +59,6 @@ class Buffer:
 
     eligible: pa.Table
     reasons: Counter[tuple[str, str]]
-    sha256: str
 
     @property
     def num_candidates(self) -> int:
@@ -77,6 +76,12 @@ class Buffer:
             by_unit.setdefault(unit, {})[reason] = number
         return json.dumps(by_unit)
 
+    def sha256(self) -> str:
+        """Return the hash of how many there are, and of the ids and counts of what may be picked."""
+        rows = self.eligible.select(["entry_id", *_HASHED]).to_pylist()
+        content = [self.reasons_json(), *(list(row.values()) for row in rows)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
     def chunks(self) -> list[Candidates]:
         """Return what may be picked, as `rrl_core.replay` wants it."""
         batches = self.eligible.to_batches(max_chunksize=_CHUNK_ROWS)
@@ -84,20 +89,17 @@ class Buffer:
 
 
 def read_buffer(store: Store, run_id: str, pin: Pin) -> Buffer:
-    """Return the buffer of a run at a pin, read once from the first row to the last."""
+    """Return the buffer of a run at a pin; rows that may not be picked are counted, not held."""
     arguments = {"run": run_id, "version": pin.value_version}
     reasons: Counter[tuple[str, str]] = Counter()
-    hashes = {name: hashlib.sha256() for name in ("entry_id", *_HASHED)}
     kept = []
-    for batch in store.view_batches(VIEW, arguments, as_of=pin.as_of):
+    for batch in store.batches(VIEW, arguments, pin.as_of):
         reasons.update(reasons_of(batch))
-        hashes["entry_id"].update("".join(f"{i}\n" for i in batch["entry_id"].to_pylist()).encode())
-        for name in _HASHED:
-            numbers = pc.fill_null(batch[name].cast(pa.int64()), -1)
-            hashes[name].update(numbers.to_numpy(zero_copy_only=False).tobytes())
         kept.append(batch.filter(is_eligible(batch)))
-    digest = hashlib.sha256("".join(h.hexdigest() for h in hashes.values()).encode()).hexdigest()
-    return Buffer(pa.Table.from_batches(kept), reasons, digest)
+    eligible = pa.Table.from_batches(kept).sort_by(
+        [("unit", "ascending"), ("entry_id", "ascending")]
+    )
+    return Buffer(eligible, reasons)
 
 
 def reasons_of(batch: pa.RecordBatch) -> Iterator[tuple[str, str]]:
@@ -249,7 +251,7 @@ def _plan_row(iteration: int, buffer: Buffer, plan: ReplayPlan, picked: Picks) -
         "priority_entropy": picked.priority_entropy,
         "waiting_reason": plan.reason_after(len(picked.picks)),
         "reasons_json": buffer.reasons_json(),
-        "buffer_sha256": buffer.sha256,
+        "buffer_sha256": buffer.sha256(),
     }
 
 

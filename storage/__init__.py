@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from storage.store import Store
     from storage.store import open_store as open
     from storage.verification import Finding, require_whole, verify
+    from storage.views import view_digests
     from storage.writer import Committed, StreamWriter
 
 _HOMES = {
@@ -68,6 +69,7 @@ _HOMES = {
     "open": "store",
     "require_whole": "verification",
     "verify": "verification",
+    "view_digests": "views",
 }
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "open",
     "require_whole",
     "verify",
+    "view_digests",
 ]
 
 

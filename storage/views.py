@@ -7,6 +7,7 @@ they are given by name: `replay_buffer(17, run := 'sums-a')`. `_commit` and `_ro
 the rest from files that are named one by one.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -109,6 +110,17 @@ def names_in(query: str) -> list[str]:
 def view_sql(name: str) -> str:
     """Return the text of a view: one SELECT with the parameter `$as_of`."""
     return (resources.files("storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def view_digests(*names: str) -> dict[str, str]:
+    """Return the hash of the text of each view and of the views it reads, comments left out."""
+    read = set().union(*(_closure(name) for name in names)) & {*VIEWS}
+    return {name: _digest(view_sql(name)) for name in sorted(read)}
+
+
+def _digest(sql: str) -> str:
+    words = re.sub("--.*", "", sql).split()
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:32]
 
 
 def arguments(name: str) -> list[str]:
