@@ -207,9 +207,7 @@ def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
 
 def _examined(model: ValueModel, outcomes: list[Outcome], iteration: int) -> Health:
     """Return the health of a model on outcomes its heads did not see."""
-    frequency = Counter(
-        (o.prompt_id, o.signature) for o in outcomes if o.signature is not None and o.target > 0
-    )
+    solutions = Counter((o.prompt_id, o.signature) for o in outcomes if o.target > 0)
     examined = [o for o in outcomes if o.is_examined]
     width = model.weights_KD.shape[1]
     features_ND = np.array([o.feature_D for o in examined], dtype=np.float32).reshape(-1, width)
@@ -220,7 +218,7 @@ def _examined(model: ValueModel, outcomes: list[Outcome], iteration: int) -> Hea
         prompt_ids,
         [o.prefix_tokens for o in examined],
         [iteration - o.policy_version for o in examined],
-        [frequency.get((o.prompt_id, o.signature)) for o in examined],
+        [None if o.signature is None else solutions[o.prompt_id, o.signature] for o in examined],
     )
 
 

@@ -136,7 +136,8 @@ class StateFeatures:
         """Return the feature [D] of one state, made by itself."""
         rollouts = self._store.read("rollouts", event_ids=[state["rollout_id"]])
         tokens = tokens_of(self._store, rollouts)
-        return features_of(self._policy, [state], tokens, self._max_tokens)[0].copy()
+        feature_D: Features = features_of(self._policy, [state], tokens, self._max_tokens)[0]
+        return feature_D
 
     def _made(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
         run_id = self._lineage.run_of(iteration)
