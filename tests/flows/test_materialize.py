@@ -1,0 +1,104 @@
+"""The buffer as of any commit and under any judge: entries, reasons, changes."""
+
+import json
+
+import pytest
+
+import storage
+from flows.history_commands import MaterializeRequest, run_materialize
+from flows.materializing import Moment, compare_moments, materialize
+from flows.metrics import iteration_metrics
+from tests.flows.conftest import RUN_ID, replay_config
+
+CONFIG = replay_config()
+
+
+def pinned(store: storage.Store, iteration: int) -> int:
+    [pin] = store.read("views_pinned", run_id=RUN_ID, iteration=iteration)
+    return int(pin["as_of"])
+
+
+def test_what_was_picked_had_the_facts_that_are_shown(replayed: storage.Store):
+    for iteration in (3, 5):
+        plan = replayed.read("replay_plans", run_id=RUN_ID, iteration=iteration)[0]
+        picks = replayed.read("picks", run_id=RUN_ID, iteration=iteration)
+        version = next((p["scorer_version"] for p in picks if p["unit"] == "state"), None) or "none"
+        moment = Moment(pinned(replayed, iteration), version)
+        found = materialize(replayed, RUN_ID, CONFIG, moment, limit=10_000)
+        assert found.reasons.total() == plan["num_candidates"]
+        assert len(found.best) == plan["num_eligible"]
+        shown = {(row["unit"], row["entry_id"]): row for row in found.best}
+        for pick in picks:
+            row = shown[pick["unit"], pick["entry_id"]]
+            for name in ("value", "prompt_value", "base", "freshness", "rarity", "priority", "age"):
+                assert row[name] == pick[name], name
+
+
+def test_entries_are_listed_by_priority_and_the_rest_is_counted(replayed: storage.Store):
+    moment = Moment(replayed.head().number, "none")
+    everything = materialize(replayed, RUN_ID, CONFIG, moment, limit=10_000)
+    few = materialize(replayed, RUN_ID, CONFIG, moment, limit=3)
+    assert [r["entry_id"] for r in few.best] == [r["entry_id"] for r in everything.best[:3]]
+    priorities = [row["priority"] for row in everything.best]
+    assert priorities == sorted(priorities, reverse=True)
+    assert few.reasons == everything.reasons
+
+
+def test_another_judge_at_another_time_gives_another_buffer(replayed: storage.Store):
+    models = replayed.read("value_models", run_id=RUN_ID)
+    early, late = models[0]["scorer_version"], models[-1]["scorer_version"]
+    head = replayed.head().number
+    for version in (early, late):
+        found = materialize(replayed, RUN_ID, CONFIG, Moment(head, version), limit=10_000)
+        judged = {r["scorer_version"] for r in found.best if r["unit"] == "state"}
+        assert judged <= {version}
+    changes = compare_moments(
+        replayed, RUN_ID, CONFIG, Moment(pinned(replayed, 3), early), Moment(head, late)
+    )
+    assert changes
+    assert [abs(c.rise) for c in changes] == sorted((abs(c.rise) for c in changes), reverse=True)
+    for change in changes:
+        assert change.kind in ("entered", "left", "rose", "fell")
+        assert change.why
+        if change.kind == "rose":
+            assert change.before and change.after
+            assert change.rise == change.after["base"] - change.before["base"] > 0
+
+
+def test_nothing_changes_between_a_moment_and_itself(replayed: storage.Store):
+    now = Moment(replayed.head().number, "none")
+    assert compare_moments(replayed, RUN_ID, CONFIG, now, now) == []
+
+
+def test_the_command_prints_entries_reasons_and_changes(
+    replayed: storage.Store, capsys: pytest.CaptureFixture[str]
+):
+    run_materialize(MaterializeRequest(RUN_ID, None, "none", False, 5), replayed.path, False)
+    shown = capsys.readouterr().out
+    assert "priority" in shown
+    assert "eligible" in shown
+    as_of = pinned(replayed, 3)
+    run_materialize(MaterializeRequest(RUN_ID, as_of, "none", True, 5), replayed.path, True)
+    assert {"kind", "rise", "why"} <= json.loads(capsys.readouterr().out)[0].keys()
+
+
+def test_an_unknown_judge_is_refused_with_those_there_are(replayed: storage.Store):
+    with pytest.raises(storage.QueryError, match="expected `none` or a value model's version"):
+        run_materialize(MaterializeRequest(RUN_ID, None, "v9", False, 5), replayed.path, False)
+
+
+def test_metrics_tell_of_values_forgetting_exploration_and_replay(replayed: storage.Store):
+    metrics = iteration_metrics(replayed, RUN_ID, 5)
+    assert {
+        "value/brier", "value/drift", "value/is_healthy", "forget/ever_solved", "forget/lost_rate",
+        "explore/distinct_2", "explore/self_bleu4", "explore/pass_at_1", "explore/pass_at_4",
+        "explore/unique_solution_rate", "explore/entropy", "replay/size", "replay/uses",
+        "replay/share_samples", "replay/share_tokens", "replay/rescued", "replay/still_failed",
+        "replay/priority_entropy", "stale/age_mean", "is/mismatch_fresh", "is/importance_state",
+    } <= metrics.keys()  # fmt: skip
+    replays = replayed.read("replays", run_id=RUN_ID, iteration=5)
+    old = [row for row in replays if row["unit"] != "fresh"]
+    assert metrics["replay/share_samples"] == len(old) / len(replays)
+    retries = replayed.read("retries", run_id=RUN_ID, iteration=5)
+    rescued = sum(row["outcome"] == "rescued" for row in retries)
+    assert metrics["replay/rescued"] == rescued
