@@ -8,25 +8,52 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.config import RunConfig
+from flows.lineage import Lineage
 from flows.planned import TRAINED_ROLES, source_rollouts
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
-from flows.states import CUT_ROLES, Features, Outcome, state_rows
+from flows.states import CUT_ROLES, Features, Outcome, StateFeatures, state_rows
 from flows.translate import Row, value_model_row, value_row
 from flows.wiring import Session
+from rrl_core.policy.model import Policy
 from rrl_core.replay.outcomes import is_success
 from rrl_core.replay.retention import retained
 from rrl_core.value.features import backbone_digest
 from rrl_core.value.health import Health, health
 from rrl_core.value.model import ValueModel, example_weight, fit_value_model
+from storage import Store
 
 _PLACES = (
     "entry_id", "prompt_id", "sampled_iteration", "prompt_state_id", "prompt_state_iteration",
 )  # fmt: skip
+
+
+class History(Protocol):
+    """What a value model is fitted on: a run's past, in training or long after."""
+
+    store: Store
+    config: RunConfig
+    policy: Policy
+    lineage: Lineage
+    state_features: StateFeatures
+    outcomes: dict[int, list[Outcome]]
+
+    @property
+    def reward_scorer(self) -> Judge:
+        """Whose value is the reward."""
+
+
+class Judge(Protocol):
+    """A named, versioned scorer."""
+
+    name: str
+    version: str
 
 
 def refit(session: Session, iteration: int) -> str:
@@ -35,38 +62,47 @@ def refit(session: Session, iteration: int) -> str:
     if models := read("value_models"):
         return str(models[0]["verdict"])
     _cut(session, iteration)
-    started = time.monotonic()
     with session.progress.status(f"value model of iteration {iteration}"):
-        outcomes = _recent_outcomes(session, iteration)
-        if not outcomes:  # nothing could be scored: the iterations say so themselves
-            return "insufficient_data"
-        targets = np.array([o.target for o in outcomes])
-        ages = [iteration - o.policy_version for o in outcomes]
-        weights = np.array(
-            [example_weight(a, o.is_replayed) for a, o in zip(ages, outcomes, strict=True)]
-        )
-        model = fit_value_model(
-            np.stack([o.feature_D for o in outcomes]),
-            [o.prompt_id for o in outcomes],
-            targets,
-            weights,
-            backbone_digest(session.policy),
-            session.config.value.l2,
-        )
-        examined = _examined(model, outcomes, iteration)
-    artifact = session.store.artifacts.put(model.to_bytes(), "value_model")
+        row = fit(session, iteration)
+    if row is None:  # nothing could be scored: the iterations say so themselves
+        return "insufficient_data"
+    session.writer.append({"value_models": [row]}, batch_key=f"i{iteration:06d}-refit")
+    return str(row["verdict"])
+
+
+def fit(history: History, iteration: int) -> Row | None:
+    """Fit a value model on the history up to `iteration` and store it; return its row.
+
+    None where there is no outcome to learn from.
+    """
+    started = time.monotonic()
+    outcomes = _recent_outcomes(history, iteration)
+    if not outcomes:
+        return None
+    targets = np.array([o.target for o in outcomes])
+    ages = [iteration - o.policy_version for o in outcomes]
+    weights = np.array(
+        [example_weight(a, o.is_replayed) for a, o in zip(ages, outcomes, strict=True)]
+    )
+    model = fit_value_model(
+        np.stack([o.feature_D for o in outcomes]),
+        [o.prompt_id for o in outcomes],
+        targets,
+        weights,
+        backbone_digest(history.policy),
+        history.config.value.l2,
+    )
+    artifact = history.store.artifacts.put(model.to_bytes(), "value_model")
     facts = {
         "iteration": iteration,
         "scorer_version": f"i{iteration}-{artifact.rpartition('-')[2][:12]}",
-        "as_of": session.store.head().number,
+        "as_of": history.store.head().number,
         "artifact": artifact,
         "backbone_digest": model.backbone_digest,
         "mean_target": float(np.average(targets, weights=weights)),
-        "fit_s": time.monotonic() - started,
     }
-    row = value_model_row(facts, examined)
-    session.writer.append({"value_models": [row]}, batch_key=f"i{iteration:06d}-refit")
-    return examined.verdict
+    row = value_model_row(facts, _examined(model, outcomes, iteration))
+    return row | {"fit_s": time.monotonic() - started}
 
 
 def rescore(session: Session, iteration: int) -> int:
@@ -82,9 +118,7 @@ def rescore(session: Session, iteration: int) -> int:
     rows: list[Row] = []
     with session.progress.status(f"judging history at iteration {iteration}"):
         for sampled, states in _retained_states(session, iteration).items():
-            features = session.state_features.of_iteration(
-                sampled, _cut_iteration(session, sampled)
-            )
+            features = session.state_features.of_iteration(sampled)
             values = model.predict(
                 np.stack([features[state_id] for state_id, _ in states]),
                 [prompt_id for _, prompt_id in states],
@@ -95,13 +129,6 @@ def rescore(session: Session, iteration: int) -> int:
             ]
     session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-values")
     return len(rows)
-
-
-def _cut_iteration(session: Session, iteration: int) -> int:
-    """Return the iteration that cuts the rollouts of `iteration`: the next one with a refit."""
-    every = session.config.value.every
-    assert every is not None
-    return -(-iteration // every) * every
 
 
 def _cut(session: Session, iteration: int) -> None:
@@ -119,33 +146,37 @@ def _cut(session: Session, iteration: int) -> None:
     session.writer.append({"states": rows}, batch_key=f"i{iteration:06d}-states")
 
 
-def _recent_outcomes(session: Session, iteration: int) -> list[Outcome]:
+def recent_iterations(config: RunConfig, newest: int) -> range:
+    """Return the newest iterations that hold `value.fit_rollouts` rollouts or more."""
+    per_iteration = config.sampler.prompts * config.sampler.group_size
+    num_iterations = -(-config.value.fit_rollouts // per_iteration)
+    return range(max(1, newest - num_iterations + 1), newest + 1)
+
+
+def _recent_outcomes(history: History, iteration: int) -> list[Outcome]:
     """Return the outcomes of the newest iterations, `value.fit_rollouts` rollouts or more.
 
     Those of an iteration are gathered once, and kept while they are recent.
     """
-    sampler = session.config.sampler
-    per_iteration = sampler.prompts * sampler.group_size
-    num_iterations = -(-session.config.value.fit_rollouts // per_iteration)
-    recent = range(max(1, iteration - num_iterations + 1), iteration + 1)
-    kept = {i: session.outcomes[i] for i in recent if i in session.outcomes}
-    session.outcomes = {i: kept.get(i) or _outcomes(session, i) for i in recent}
-    return [outcome for found in session.outcomes.values() for outcome in found]
+    recent = recent_iterations(history.config, iteration)
+    kept = {i: history.outcomes[i] for i in recent if i in history.outcomes}
+    history.outcomes = {i: kept.get(i) or _outcomes(history, i) for i in recent}
+    return [outcome for found in history.outcomes.values() for outcome in found]
 
 
-def _outcomes(session: Session, sampled: int) -> list[Outcome]:
+def _outcomes(history: History, sampled: int) -> list[Outcome]:
     """Return every scored rollout of an iteration as an outcome of the states it went through."""
-    run_id = session.lineage.run_of(sampled)
-    read = partial(session.store.read, run_id=run_id, iteration=sampled)
-    judge = (session.reward_scorer.name, session.reward_scorer.version)
+    run_id = history.lineage.run_of(sampled)
+    read = partial(history.store.read, run_id=run_id, iteration=sampled)
+    judge = (history.reward_scorer.name, history.reward_scorer.version)
     scores = {
         row["target_id"]: row
         for row in read("scores")
         if (row["scorer"], row["scorer_version"]) == judge and row["value"] is not None
     }
-    features = session.state_features.of_iteration(sampled, _cut_iteration(session, sampled))
-    own = _states_by_rollout(session, sampled)
-    given = _given_states(session, read("picks"))
+    features = history.state_features.of_iteration(sampled)
+    own = _states_by_rollout(history, sampled)
+    given = _given_states(history, read("picks"))
     prompt_states = {s["prompt_id"]: s for found in own.values() for s in found if _is_prompt(s)}
     outcomes = []
     for rollout in read("rollouts"):
@@ -179,28 +210,26 @@ def _is_prompt(state: Row) -> bool:
     return bool(state["prefix_tokens"] == 0)
 
 
-def _given_states(session: Session, picks: list[Row]) -> dict[str, tuple[Row, Features]]:
+def _given_states(history: History, picks: list[Row]) -> dict[str, tuple[Row, Features]]:
     """Return the states that an iteration continued, with their features, by state id."""
     picks = [pick for pick in picks if pick["unit"] == "state"]
     if not picks:
         return {}
-    sources = source_rollouts(session.store, picks)
+    sources = source_rollouts(history.store, picks)
     found = {}
-    for state in session.store.read("states", event_ids=[pick["entry_id"] for pick in picks]):
+    for state in history.store.read("states", event_ids=[pick["entry_id"] for pick in picks]):
         sampled = sources[state["rollout_id"]]["iteration"]
-        cached = session.state_features.of_iteration(sampled, _cut_iteration(session, sampled))
+        cached = history.state_features.of_iteration(sampled)
         feature_D = cached.get(state["event_id"])
         if feature_D is None:  # another stream cut it
-            feature_D = session.state_features.of_state(state)
+            feature_D = history.state_features.of_state(state)
         found[state["event_id"]] = (state, feature_D)
     return found
 
 
-def _states_by_rollout(session: Session, sampled: int) -> dict[str, list[Row]]:
-    cut_iteration = _cut_iteration(session, sampled)
-    cutter = session.lineage.run_of(cut_iteration)
+def _states_by_rollout(history: History, sampled: int) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
-    for state in session.store.read("states", run_id=cutter, iteration=cut_iteration):
+    for state in history.state_features.states_of(sampled):
         found.setdefault(state["rollout_id"], []).append(state)
     return found
 

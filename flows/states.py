@@ -1,7 +1,7 @@
 """States of rollouts: where responses are cut, and what the backbone makes of the pieces."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -106,27 +106,49 @@ class Outcome:
     """True for a cut response of the policy's own: what the model's health is measured on."""
 
 
+def cut_iteration(every: int, iteration: int) -> int:
+    """Return the iteration that cuts the rollouts of `iteration`: the next one with a refit."""
+    return -(-iteration // every) * every
+
+
+def states_in_training(
+    store: Store, lineage: Lineage, every: int | None
+) -> Callable[[int], list[Row]]:
+    """Return how the states of an iteration are found: a refit cuts those since the one before."""
+
+    def states_of(iteration: int) -> list[Row]:
+        cut_in = cut_iteration(every or 1, iteration)
+        return store.read("states", run_id=lineage.run_of(cut_in), iteration=cut_in)
+
+    return states_of
+
+
 class StateFeatures:
     """Features of a run's states by id, made group by group.
 
-    A group's features do not depend on what else is asked for, to the last bit, so a resumed run
+    `states_of` returns the states of an iteration's rollouts, maybe with those of others. A group's features do not depend on what else is asked for, to the last bit, so a resumed run
     fits the same value model. The states that were asked for longest ago are forgotten.
     """
 
-    def __init__(self, store: Store, lineage: Lineage, policy: Policy, max_tokens: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lineage: Lineage,
+        policy: Policy,
+        max_tokens: int,
+        states_of: Callable[[int], list[Row]],
+    ) -> None:
+        self.states_of = states_of
         self._store = store
         self._lineage = lineage
         self._policy = policy
         self._max_tokens = max_tokens
         self._cached: OrderedDict[int, dict[str, Features]] = OrderedDict()
 
-    def of_iteration(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
-        """Return the features of the states of an iteration's rollouts, by state id.
-
-        `cut_iteration` is the iteration that cut them.
-        """
+    def of_iteration(self, iteration: int) -> dict[str, Features]:
+        """Return the features of the states of an iteration's rollouts, by state id."""
         if iteration not in self._cached:
-            self._cached[iteration] = self._made(iteration, cut_iteration)
+            self._cached[iteration] = self._made(iteration)
         self._cached.move_to_end(iteration)
         while sum(map(len, self._cached.values())) > _MAX_CACHED_STATES and len(self._cached) > 1:
             self._cached.popitem(last=False)
@@ -139,14 +161,13 @@ class StateFeatures:
         feature_D: Features = features_of(self._policy, [state], tokens, self._max_tokens)[0]
         return feature_D
 
-    def _made(self, iteration: int, cut_iteration: int) -> dict[str, Features]:
+    def _made(self, iteration: int) -> dict[str, Features]:
         run_id = self._lineage.run_of(iteration)
         read = partial(self._store.read, run_id=run_id, iteration=iteration)
         tokens = {row["rollout_id"]: row for row in read("rollout_tokens")}
         group_of = {row["event_id"]: row["group_id"] for row in read("rollouts")}
         groups: dict[str, list[Row]] = {}
-        cutter = self._lineage.run_of(cut_iteration)
-        for state in self._store.read("states", run_id=cutter, iteration=cut_iteration):
+        for state in self.states_of(iteration):
             if state["rollout_id"] in group_of:
                 groups.setdefault(group_of[state["rollout_id"]], []).append(state)
         found: dict[str, Features] = {}

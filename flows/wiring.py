@@ -19,7 +19,7 @@ from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import package_versions
 from flows.progress import Progress
-from flows.states import Outcome, StateFeatures
+from flows.states import Outcome, StateFeatures, states_in_training
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
@@ -123,7 +123,9 @@ def open_session(
             writer = store.open_stream(run_id, opened_row(config, digest, fork))
             tracker = Tracker(store.path, config, run_id)
             lineage = lineage_of(store, run_id)
-            features = StateFeatures(store, lineage, policy, config.learner.micro_batch_tokens)
+            states_of = states_in_training(store, lineage, config.value.every)
+            max_tokens = config.learner.micro_batch_tokens
+            features = StateFeatures(store, lineage, policy, max_tokens, states_of)
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
                 progress, new_sampler, lineage, features,
