@@ -34,6 +34,18 @@ _PLACES = (
 )  # fmt: skip
 
 
+class Judge(Protocol):
+    """A named, versioned scorer."""
+
+    @property
+    def name(self) -> str:
+        """Name it scores under."""
+
+    @property
+    def version(self) -> str:
+        """Version it scores under."""
+
+
 class History(Protocol):
     """What a value model is fitted on: a run's past, in training or long after."""
 
@@ -47,13 +59,6 @@ class History(Protocol):
     @property
     def reward_scorer(self) -> Judge:
         """Whose value is the reward."""
-
-
-class Judge(Protocol):
-    """A named, versioned scorer."""
-
-    name: str
-    version: str
 
 
 def refit(session: Session, iteration: int) -> str:

@@ -77,7 +77,7 @@ class Buffer:
         return json.dumps(by_unit)
 
     def sha256(self) -> str:
-        """Return the hash of how many there are, and of the ids and counts of what may be picked."""
+        """Return the hash of the numbers by reason, and of ids and counts of what may be picked."""
         rows = self.eligible.select(["entry_id", *_HASHED]).to_pylist()
         content = [self.reasons_json(), *(list(row.values()) for row in rows)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -126,8 +126,9 @@ def states_in_training(
 class StateFeatures:
     """Features of a run's states by id, made group by group.
 
-    `states_of` returns the states of an iteration's rollouts, maybe with those of others. A group's features do not depend on what else is asked for, to the last bit, so a resumed run
-    fits the same value model. The states that were asked for longest ago are forgotten.
+    `states_of` returns the states of an iteration's rollouts, maybe with those of others. A group's
+    features do not depend on what else is asked for, to the last bit, so a resumed run fits the
+    same value model. The states that were asked for longest ago are forgotten.
     """
 
     def __init__(
