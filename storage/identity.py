@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_HEX_DIGITS = 32  # 128 bits
-_FEW_ROWS = 128
+_FEW = 128
 
 
 def event_id(table_name: str, place: Mapping[str, Any]) -> str:
@@ -52,12 +52,12 @@ def identify(table: Table, rows: "pa.Table") -> tuple[list[str], list[str]]:
     Arrow joins the JSON of all rows from their columns, a few times as quick as writing each row as
     JSON, and the same to the byte.
     """
-    columns = [c for c in table.columns if c.name in rows.column_names]
-    contents = [c for c in columns if c.name in table.content_columns]
-    places = [c for c in columns if c.place]
-    opening = f"[{_text_json(table.name)},{{"
-    ids = _short_hashes(_joined(opening, places, rows, "}]"), table.prefix)
-    return ids, _short_hashes(_joined("{", contents, rows, "}"))
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    places = [(c, columns[c.name]) for c in table.columns if c.place]
+    facts = columns.keys() & table.content_columns
+    contents = [(c, columns[c.name]) for c in table.columns if c.name in facts]
+    ids = _hashes(_joined(f"[{_text_json(table.name)},{{", places, "}]"), ID_HEX_DIGITS)
+    return [table.prefix + i for i in ids], _hashes(_joined("{", contents, "}"), ID_HEX_DIGITS)
 
 
 def is_storable_text(text: str) -> bool:
@@ -99,16 +99,18 @@ def _canonical_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _short_hashes(texts: list[bytes], prefix: str = "") -> list[str]:
-    sha256, end = hashlib.sha256, ID_HEX_DIGITS
-    some = texts[:_FEW_ROWS]
+def _hashes(texts: Sequence[bytes], num_digits: int) -> list[str]:
+    """Return the hash of each text; of equal ones once, when there seem to be many."""
+    sha256, some = hashlib.sha256, texts[:_FEW]
     if len(set(some)) > len(some) // 2:
-        return [prefix + sha256(text).hexdigest()[:end] for text in texts]
-    known = {text: prefix + sha256(text).hexdigest()[:end] for text in set(texts)}
+        return [sha256(text).hexdigest()[:num_digits] for text in texts]
+    known = {text: sha256(text).hexdigest()[:num_digits] for text in set(texts)}
     return [known[text] for text in texts]
 
 
-def _joined(opening: str, columns: Sequence[Column], rows: "pa.Table", closing: str) -> list[bytes]:
+def _joined(
+    opening: str, columns: Sequence[tuple[Column, "pa.ChunkedArray"]], closing: str
+) -> list[bytes]:
     """Return the JSON of `columns` between `opening` and `closing`, row by row.
 
     The first column must have a value in every row: it is the one without a comma before it.
@@ -116,21 +118,18 @@ def _joined(opening: str, columns: Sequence[Column], rows: "pa.Table", closing: 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    assert not columns[0].nullable, columns[0]
+    assert not columns[0][0].nullable, columns[0]
     parts: list[Any] = [opening]  # texts that all rows have, and arrays with a text for each
-    for number, column in enumerate(columns):
+    for number, (column, chunks) in enumerate(columns):
         key = f"{',' if number else ''}{_text_json(column.name)}:"
-        values = rows.column(column.name).combine_chunks()
+        values = chunks.combine_chunks()
         pieces = _pieces(key, column, values)
         if values.null_count:
             pieces = [pc.binary_join_element_wise(*pieces, "")]
         parts += pieces
-    parts.append(closing)
     joined = pc.binary_join_element_wise(
-        *_fewer(parts), "", null_handling="replace", null_replacement=""
+        *_fewer([*parts, closing]), "", null_handling="replace", null_replacement=""
     )
-    if isinstance(joined, pa.Scalar):
-        joined = pa.repeat(joined, len(rows))
     texts: list[bytes] = joined.cast(pa.binary()).to_pylist()
     return texts
 
@@ -194,8 +193,8 @@ def _list_pieces(lists: "pa.ListArray") -> list[Any]:
 
     flat = lists.values.to_numpy(zero_copy_only=False)
     data = flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes()
-    sha256, bounds = hashlib.sha256, (lists.offsets.to_numpy() * flat.dtype.itemsize).tolist()
-    digests = [sha256(data[start:stop]).hexdigest() for start, stop in pairwise(bounds)]
+    bounds = (lists.offsets.to_numpy() * flat.dtype.itemsize).tolist()
+    digests = _hashes([data[start:stop] for start, stop in pairwise(bounds)], 64)
     lengths = pc.list_value_length(lists).cast(pa.string())
     return [f'["{lists.type.value_type}",', lengths, ',"', pa.array(digests, pa.string()), '"]']
 

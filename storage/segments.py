@@ -42,6 +42,7 @@ _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSIT
 FOLDER = "events"
 _FALSE_POSITIVES = 0.01
 _LEVEL = 1
+_SMALL_BYTES = 4096
 
 
 def segment_path(table: Table, run_id: str, batch_key: str, nonce: str) -> str:
@@ -67,19 +68,8 @@ def write(
         name: run id, batch key and nonce.
         version: of the table's schema; None: today's.
     """
-    return write_encoded(files, table, rows, name, encode(table, rows, version), version)
-
-
-def write_encoded(
-    files: Files,
-    table: Table,
-    rows: pa.Table,
-    name: tuple[str, str, str],
-    data: bytes,
-    version: int | None = None,
-) -> Segment:
-    """Store `rows`, as `write` does, whose Parquet form is `data` already."""
     path = segment_path(table, *name)
+    data = encode(table, rows, version)
     files.place(path, data)
     return describe(table, path, rows, data, version)
 
@@ -93,12 +83,14 @@ def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
     lists = [c.name for c in table.all_columns if c.is_list and c.name in rows.column_names]
     ids = [n for n in ("event_id", "rollout_id", "target_id") if n in rows.column_names]
     sink = pa.BufferOutputStream()
+    schema = _stored_schema(table, version or table.version, rows)
+    codecs = _codecs(rows, lists)
     pq.write_table(
-        rows.cast(_stored_schema(table, version or table.version, rows)),
+        rows if rows.schema.equals(schema, check_metadata=True) else rows.cast(schema),
         sink,
         row_group_size=table.rows_per_group,
-        compression="zstd",
-        compression_level=_LEVEL,
+        compression=codecs,
+        compression_level={path: _LEVEL for path, codec in codecs.items() if codec == "zstd"},
         use_dictionary=[n for n in rows.column_names if n not in (*lists, *ids)],
         use_byte_stream_split=[f"{name}.list.element" for name in lists],
         bloom_filter_options={
@@ -108,6 +100,16 @@ def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
     )
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _codecs(rows: pa.Table, lists: Collection[str]) -> dict[str, str]:
+    """Return the codec of each column by its path; small ones are not worth setting up one."""
+    return {
+        f"{name}.list.element" if name in lists else name: "zstd"
+        if column.nbytes > _SMALL_BYTES
+        else "none"
+        for name, column in zip(rows.column_names, rows.columns, strict=True)
+    }
 
 
 def describe(
