@@ -232,17 +232,13 @@ class Files:
 
         They are remembered at the end: another thread may ask meanwhile, and a sync may fail.
         """
-        made = [Path(entry) for at in above for entry in os.scandir(at) if entry.is_dir()]
-        together = sorted(folders | above, reverse=True)
-        if len(together) < 2:
-            for folder in together:
-                self.disk.sync_folder(folder)
-        else:  # at once: each waits for the disk, none for another
-            from concurrent.futures import ThreadPoolExecutor
-
-            with ThreadPoolExecutor(len(together)) as threads:
-                list(threads.map(self.disk.sync_folder, together))
-        self._durable_folders.update(made)
+        durable: set[Path] = set()
+        for folder in sorted(folders | above, reverse=True):
+            there = os.scandir(folder) if folder in above else ()
+            made = [Path(entry) for entry in there if entry.is_dir()]
+            self.disk.sync_folder(folder)
+            durable.update(made)
+        self._durable_folders |= durable
 
     def _link(self, temporary: Path, target: Path) -> None:
         try:

@@ -123,13 +123,15 @@ def _joined(
     for number, (column, chunks) in enumerate(columns):
         key = f"{',' if number else ''}{_text_json(column.name)}:"
         values = chunks.combine_chunks()
+        if 0 < len(values) == values.null_count:
+            continue
         pieces = _pieces(key, column, values)
-        if values.null_count:
-            pieces = [pc.binary_join_element_wise(*pieces, "")]
-        parts += pieces
+        parts += [pc.binary_join_element_wise(*pieces, "")] if values.null_count else pieces
     joined = pc.binary_join_element_wise(
         *_fewer([*parts, closing]), "", null_handling="replace", null_replacement=""
     )
+    if isinstance(joined, pa.Scalar):
+        return [joined.as_py().encode()] * len(columns[0][1])
     texts: list[bytes] = joined.cast(pa.binary()).to_pylist()
     return texts
 
@@ -151,6 +153,11 @@ def _pieces(key: str, column: Column, values: "pa.Array") -> list[Any]:
 
     if column.is_list:
         return [key, *_list_pieces(values)]
+    # Of few rows, most columns have one value. 0.0 and -0.0 are equal, but two facts.
+    if len(values) <= _FEW and column.type != REAL:
+        different = set(values.to_pylist())
+        if len(different) == 1:
+            return [key + _canonical_json(different.pop())]
     if column.type == TEXT:
         return [key + '"', _escaped(values), '"']
     if column.type == REAL:

@@ -68,18 +68,14 @@ class _Storing:
     names it.
     """
 
-    def __init__(self, files: Files, begun: Begun, run_id: str, batch_key: str) -> None:
+    def __init__(
+        self, files: Files, thread: ThreadPoolExecutor, begun: Begun, name: tuple[str, str]
+    ) -> None:
         self.begun = begun
         self._files = files
-        self._name = (run_id, batch_key)
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = thread
+        self._name = name  # run id and batch key
         self._stored: list[Future[Segment]] = []
-
-    def __enter__(self) -> "_Storing":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
 
     def part(self, batch: Batch, fresh: Sequence[int], epoch: int, now: datetime) -> _Part:
         """Begin to store the rows `fresh` of a batch."""
@@ -120,6 +116,7 @@ class StreamWriter:
         self._known = KnownEvents(files, run_id)
         self._is_loaded = False
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1)  # starting one takes as long as encoding a small table
 
     @property
     def last_closed_iteration(self) -> int | None:
@@ -161,24 +158,27 @@ class StreamWriter:
         now = datetime.now(UTC)
         with self._lock:
             state = self._load()
-            begun = self._log.begin()
-            with _Storing(self._files, begun, self.run_id, batch_key) as storing:
-                try:
-                    parts, known = self._parts(rows, state, storing, now)
-                except BaseException:
-                    storing.undo()
-                    raise
-                closed = state.closed_iteration(self.run_id)
-                if closes_iteration is not None and closes_iteration <= closed:
-                    closes_iteration = None
-                if closes_iteration is None and not any(part.fresh for part in parts):
-                    self._log.make_durable(state.head)  # a sync of ours may have failed
-                    return self._answer(self._newest(state, known), parts, known)
-                self._is_loaded = False  # until it is sure what became of the commit
-                what = ("append", batch_key, now)
-                commit = self._commit(what, parts, storing, self._check_epoch, closes_iteration)
+            storing = self._storing(batch_key)
+            try:
+                parts, known = self._parts(rows, state, storing, now)
+            except BaseException:
+                storing.undo()
+                raise
+            closed = state.closed_iteration(self.run_id)
+            if closes_iteration is not None and closes_iteration <= closed:
+                closes_iteration = None
+            if closes_iteration is None and not any(part.fresh for part in parts):
+                self._log.make_durable(state.head)  # a sync of ours may have failed
+                return self._answer(self._newest(state, known), parts, known)
+            self._is_loaded = False  # until it is sure what became of the commit
+            what = ("append", batch_key, now)
+            commit = self._commit(what, parts, storing, self._check_epoch, closes_iteration)
             self._remember(commit, parts)
             return self._answer(Head(commit.number, commit.sha256), parts, known)
+
+    def _storing(self, batch_key: str) -> _Storing:
+        """Begin an append."""
+        return _Storing(self._files, self._thread, self._log.begin(), (self.run_id, batch_key))
 
     def _parts(
         self, rows: Mapping[str, Sequence[Row]], state: State, storing: _Storing, now: datetime
@@ -314,9 +314,9 @@ def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWrite
 
         try:
             key = f"open-{epoch}"
-            with _Storing(files, log.begin(), run_id, key) as storing:
-                part = storing.part(make_batch("runs", [row], run_id), [0], epoch, now)
-                writer._commit(("open", key, now), [part], storing, is_next)
+            storing = writer._storing(key)
+            part = storing.part(make_batch("runs", [row], run_id), [0], epoch, now)
+            writer._commit(("open", key, now), [part], storing, is_next)
         except SupersededError:
             continue
         return writer
