@@ -14,19 +14,18 @@ little-endian bytes].
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import RowError
-from storage.schemas import INT, LONG, REAL, TABLES, TEXT, TRUTH, Column, Table
+from storage.schemas import INT, LONG, REAL, TABLES, TEXT, Column, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_HEX_DIGITS = 32  # 128 bits
-_LONG_TEXT_BYTES = 100  # such texts are hardly ever the same
-_FEW_ROWS = 128
+_FEW = 128
 
 
 def event_id(table_name: str, place: Mapping[str, Any]) -> str:
@@ -50,15 +49,15 @@ def find_table(name: str) -> Table:
 def identify(table: Table, rows: "pa.Table") -> tuple[list[str], list[str]]:
     """Return the event ids and the content hashes of `rows`, which have the table's own columns.
 
-    Each column is written as JSON once per value it has, each row is joined from these pieces: a
-    few times as quick as writing each row as JSON, and the same to the byte.
+    Arrow joins the JSON of all rows from their columns, a few times as quick as writing each row as
+    JSON, and the same to the byte.
     """
-    columns = [c for c in table.columns if c.name in rows.column_names]
-    contents = [c for c in columns if c.name in table.content_columns]
-    places = [c for c in columns if c.place]
-    opening = f"[{_text_json(table.name)},{{"
-    ids = _short_hashes(_joined(opening, places, rows, "}]"), table.prefix)
-    return ids, _short_hashes(_joined("{", contents, rows, "}"))
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    places = [(c, columns[c.name]) for c in table.columns if c.place]
+    facts = columns.keys() & table.content_columns
+    contents = [(c, columns[c.name]) for c in table.columns if c.name in facts]
+    ids = _hashes(_joined(f"[{_text_json(table.name)},{{", places, "}]"), ID_HEX_DIGITS)
+    return [table.prefix + i for i in ids], _hashes(_joined("{", contents, "}"), ID_HEX_DIGITS)
 
 
 def is_storable_text(text: str) -> bool:
@@ -100,86 +99,113 @@ def _canonical_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _short_hashes(texts: list[str], prefix: str = "") -> list[str]:
-    sha256, end = hashlib.sha256, ID_HEX_DIGITS
-    different = set(texts)
-    if len(different) < len(texts) // 2:
-        known = {text: prefix + _short_sha256(text) for text in different}
-        return [known[text] for text in texts]
-    return [prefix + sha256(text.encode()).hexdigest()[:end] for text in texts]
+def _hashes(texts: Sequence[bytes], num_digits: int) -> list[str]:
+    """Return the hash of each text; of equal ones once, when there seem to be many."""
+    sha256, some = hashlib.sha256, texts[:_FEW]
+    if len(set(some)) > len(some) // 2:
+        return [sha256(text).hexdigest()[:num_digits] for text in texts]
+    known = {text: sha256(text).hexdigest()[:num_digits] for text in set(texts)}
+    return [known[text] for text in texts]
 
 
-def _joined(opening: str, columns: Sequence[Column], rows: "pa.Table", closing: str) -> list[str]:
+def _joined(
+    opening: str, columns: Sequence[tuple[Column, "pa.ChunkedArray"]], closing: str
+) -> list[bytes]:
     """Return the JSON of `columns` between `opening` and `closing`, row by row.
 
     The first column must have a value in every row: it is the one without a comma before it.
     """
-    assert not columns[0].nullable, columns[0]
-    parts: list[Iterable[str]] = []
-    fixed = opening
-    for number, column in enumerate(columns):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    assert not columns[0][0].nullable, columns[0]
+    parts: list[Any] = [opening]  # texts that all rows have, and arrays with a text for each
+    for number, (column, chunks) in enumerate(columns):
         key = f"{',' if number else ''}{_text_json(column.name)}:"
-        pieces = _pieces(key, column, rows.column(column.name))
-        if isinstance(pieces, str):
-            fixed += pieces
-        else:
-            parts += [repeat(fixed), pieces]
-            fixed = ""
-    parts.append(repeat(fixed + closing, len(rows)))
-    return list(map("".join, zip(*parts, strict=False)))
+        values = chunks.combine_chunks()
+        if 0 < len(values) == values.null_count:
+            continue
+        pieces = _pieces(key, column, values)
+        parts += [pc.binary_join_element_wise(*pieces, "")] if values.null_count else pieces
+    joined = pc.binary_join_element_wise(
+        *_fewer([*parts, closing]), "", null_handling="replace", null_replacement=""
+    )
+    if isinstance(joined, pa.Scalar):
+        return [joined.as_py().encode()] * len(columns[0][1])
+    texts: list[bytes] = joined.cast(pa.binary()).to_pylist()
+    return texts
 
 
-def _pieces(key: str, column: Column, values: "pa.ChunkedArray") -> list[str] | str:
-    """Return key and JSON of every value, nothing for a NULL; one text when all are the same."""
-    whole = values.combine_chunks()
-    if column.is_list:
-        return [key + digest if digest else "" for digest in _list_digests(whole)]
-    to_json = _TO_JSON[column.type]
-    is_long = column.type == TEXT and whole.nbytes > _LONG_TEXT_BYTES * len(whole)
-    if is_long or len(whole) <= _FEW_ROWS:  # looking for equal values would cost more
-        return ["" if v is None else key + to_json(v) for v in whole.to_pylist()]
-    different, numbers = _dictionary(whole)
-    pieces = ["" if value is None else key + to_json(value) for value in different]
-    return pieces[0] if len(pieces) == 1 else [pieces[number] for number in numbers]
+def _fewer(parts: Sequence[Any]) -> list[Any]:
+    """Put texts that follow each other together."""
+    joined: list[Any] = []
+    for is_text, same in groupby(parts, lambda part: isinstance(part, str)):
+        joined += ["".join(same)] if is_text else same
+    return joined
 
 
-def _dictionary(values: "pa.Array") -> tuple[list[Any], list[int]]:
-    """Return the different values, and for each value its number among them."""
-    import numpy as np
+def _pieces(key: str, column: Column, values: "pa.Array") -> list[Any]:
+    """Return what key and JSON of the values are joined from; arrays are NULL where `values` are.
+
+    Texts stand for all rows, arrays have a text for each.
+    """
     import pyarrow as pa
 
-    if not pa.types.is_floating(values.type):
-        coded = values.dictionary_encode(null_encoding="encode")
-        return coded.dictionary.to_pylist(), coded.indices.to_numpy().tolist()
-    # By their bits: 0.0 and -0.0 are equal, but two facts. NULL is NaN, which no row may hold.
-    bits = values.to_numpy(zero_copy_only=False).view(np.int64)
-    different, numbers = np.unique(bits, return_inverse=True)
-    floats = different.view(np.float64).tolist()
-    return [None if value != value else value for value in floats], numbers.tolist()
+    if column.is_list:
+        return [key, *_list_pieces(values)]
+    # Of few rows, most columns have one value. 0.0 and -0.0 are equal, but two facts.
+    if len(values) <= _FEW and column.type != REAL:
+        different = set(values.to_pylist())
+        if len(different) == 1:
+            return [key + _canonical_json(different.pop())]
+    if column.type == TEXT:
+        return [key + '"', _escaped(values), '"']
+    if column.type == REAL:
+        return [key, _float_texts(values)]
+    return [key, values.cast(pa.string())]
 
 
-def _list_digests(lists: "pa.ListArray") -> list[str]:
-    """Return [type, length, sha256 of the little-endian bytes] as JSON; nothing for NULL."""
-    kind = str(lists.type.value_type)
+def _float_texts(values: "pa.Array") -> "pa.Array":
+    """Return Python's form of floats; Arrow has another."""
+    import pyarrow as pa
+
+    bits = values.view(pa.int64()).dictionary_encode()  # 0.0 and -0.0 are equal, but two facts
+    texts = map(float.__repr__, bits.dictionary.view(pa.float64()).to_pylist())
+    return pa.array(texts, pa.string()).take(bits.indices)
+
+
+def _escaped(texts: "pa.Array") -> "pa.Array":
+    """Return texts as JSON has them between its quotes."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+    is_special = (content < 0x20) | (content > 0x7E) | (content == 0x22) | (content == 0x5C)
+    used = set(map(chr, np.flatnonzero(np.bincount(content[is_special])).tolist()))
+    escaped = texts
+    for character in filter(used.__contains__, _ESCAPES):
+        escaped = pc.replace_substring(escaped, character, _ESCAPES[character])
+    if used <= _ESCAPES.keys():
+        return escaped
+    is_rare = pc.match_substring_regex(texts, _RARE)
+    rare = [_text_json(text)[1:-1] for text in texts.filter(is_rare).to_pylist()]
+    return pc.replace_with_mask(escaped, is_rare, pa.array(rare, pa.string()))
+
+
+def _list_pieces(lists: "pa.ListArray") -> list[Any]:
+    """Return what [type, length, sha256 of the little-endian bytes] is joined from."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     flat = lists.values.to_numpy(zero_copy_only=False)
     data = flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes()
-    width = flat.dtype.itemsize
-    sha256, offsets = hashlib.sha256, lists.offsets.to_numpy().tolist()
-    return [
-        f'["{kind}",{stop - start},"{sha256(data[start * width : stop * width]).hexdigest()}"]'
-        if valid
-        else ""
-        for start, stop, valid in zip(
-            offsets[:-1], offsets[1:], lists.is_valid().to_pylist(), strict=True
-        )
-    ]
+    bounds = (lists.offsets.to_numpy() * flat.dtype.itemsize).tolist()
+    digests = _hashes([data[start:stop] for start, stop in pairwise(bounds)], 64)
+    lengths = pc.list_value_length(lists).cast(pa.string())
+    return [f'["{lists.type.value_type}",', lengths, ',"', pa.array(digests, pa.string()), '"]']
 
 
 _text_json = json.encoder.encode_basestring_ascii
-_TO_JSON: dict[str, Callable[[Any], str]] = {
-    TEXT: _text_json,
-    INT: int.__repr__,
-    LONG: int.__repr__,
-    REAL: float.__repr__,
-    TRUTH: lambda value: "true" if value else "false",
-}
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_RARE = "[^\n\r\t -~]"  # what a text may hold that Python's own function has to escape

@@ -10,6 +10,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from storage.commits import (
@@ -37,6 +38,14 @@ _logger = logging.getLogger(__name__)
 
 class _WrittenTooLongAgoError(Exception):
     """Files were condemned after the segments of a draft were written."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A commit that is being prepared: its nonce, and the head before its segments were written."""
+
+    nonce: str
+    at: int
 
 
 class Log:
@@ -90,7 +99,16 @@ class Log:
                     raise
                 state = newer
 
-    def commit(self, make_draft: Callable[[str], Draft], check: Callable[[State], None]) -> Commit:
+    def begin(self) -> Begun:
+        """Return what a commit begins with, before any of its segments is written."""
+        return Begun(secrets.token_hex(8), self.refresh().head.number)
+
+    def commit(
+        self,
+        make_draft: Callable[[str], Draft],
+        check: Callable[[State], None],
+        begun: Begun | None = None,
+    ) -> Commit:
         """Write new segments and commit them.
 
         When files were condemned in between, everything is written once more under new names:
@@ -99,19 +117,20 @@ class Log:
         Args:
             make_draft: writes the segments, their names made with the nonce it is given.
             check: as for `append`.
+            begun: where segments were written before this was called.
         """
         while True:
-            begun_at = self.refresh().head.number
+            now = begun or self.begin()
 
-            def check_all(state: State, begun_at: int = begun_at) -> None:
+            def check_all(state: State, begun_at: int = now.at) -> None:
                 check(state)
                 if state.last_condemn > begun_at:
                     raise _WrittenTooLongAgoError
 
             try:
-                return self.append(make_draft(secrets.token_hex(8)), check_all)
+                return self.append(make_draft(now.nonce), check_all)
             except _WrittenTooLongAgoError:
-                continue
+                begun = None
 
     def append(self, draft: Draft, check: Callable[[State], None]) -> Commit:
         """Commit `draft` as the next number.

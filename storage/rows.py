@@ -141,17 +141,20 @@ def _list_array(where: str, column: Column, values: list[Any], kinds: set[type])
 
 
 def _flat_lists(column: Column, values: list[Any]) -> pa.Array | None:
-    """Build a column of Python lists at twice Arrow's speed; None when a number does not fit."""
-    flat = array("i" if column.type == INTS else "f")
+    """Build a column of Python lists at thrice Arrow's speed; None when a number does not fit."""
+    flat = array("I" if column.type == INTS else "f")  # "i" takes three times as long as "I"
     try:
         for numbers in values:
             flat.fromlist(numbers)
     except (TypeError, OverflowError):
         return None
     offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    items = np.frombuffer(flat, flat.typecode)
-    if column.type == INTS:  # `array` takes True for 1; only rows that have a 1 or 0 may hold one
-        small = np.flatnonzero((items == 0) | (items == 1))
+    items = np.frombuffer(flat, np.int32 if column.type == INTS else np.float32)
+    if column.type == INTS:
+        if len(items) and items.min() < 0:  # 2**31 or more
+            return None
+        # `array` takes True for 1; only rows that have a 1 or 0 may hold one
+        small = np.flatnonzero(items < 2)
         numbers = np.unique(np.searchsorted(offsets, small, side="right") - 1).tolist()
         if any(bool in map(type, values[number]) for number in numbers):
             return None

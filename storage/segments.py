@@ -33,15 +33,17 @@ from storage.commits import Segment
 from storage.errors import DamagedError
 from storage.files import Files, slug
 from storage.integrity import read_checked
-from storage.schemas import TABLES, Table
+from storage.schemas import REAL, TABLES, TEXT, Column, Table
 from storage.state import LiveSegment
 from storage.upcast import stored_columns, upcast
 
 POSITIONS = ("_commit", "_row")
 _POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSITIONS]
 FOLDER = "events"
-_FALSE_POSITIVES = 0.01
+_FALSE_POSITIVES = 1e-4
 _LEVEL = 1
+_SMALL_BYTES = 4096
+_SOME = 64  # rows that tell if a column repeats itself
 
 
 def segment_path(table: Table, run_id: str, batch_key: str, nonce: str) -> str:
@@ -67,19 +69,8 @@ def write(
         name: run id, batch key and nonce.
         version: of the table's schema; None: today's.
     """
-    return write_encoded(files, table, rows, name, encode(table, rows, version), version)
-
-
-def write_encoded(
-    files: Files,
-    table: Table,
-    rows: pa.Table,
-    name: tuple[str, str, str],
-    data: bytes,
-    version: int | None = None,
-) -> Segment:
-    """Store `rows`, as `write` does, whose Parquet form is `data` already."""
     path = segment_path(table, *name)
+    data = encode(table, rows, version)
     files.place(path, data)
     return describe(table, path, rows, data, version)
 
@@ -90,17 +81,21 @@ def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
     Lists of tokens and log-probs are split by byte, which compresses them best; ids get a Bloom
     filter, so that looking one up skips the row groups without it.
     """
-    lists = [c.name for c in table.all_columns if c.is_list and c.name in rows.column_names]
+    lists = [c for c in table.all_columns if c.is_list and c.name in rows.column_names]
     ids = [n for n in ("event_id", "rollout_id", "target_id") if n in rows.column_names]
+    plain = {*ids, *(c.name for c in lists), POSITIONS[1]}
     sink = pa.BufferOutputStream()
+    schema = _stored_schema(table, version or table.version, rows)
+    codecs = _codecs(table, rows)
     pq.write_table(
-        rows.cast(_stored_schema(table, version or table.version, rows)),
+        rows if rows.schema.equals(schema, check_metadata=True) else rows.cast(schema),
         sink,
         row_group_size=table.rows_per_group,
-        compression="zstd",
-        compression_level=_LEVEL,
-        use_dictionary=[n for n in rows.column_names if n not in (*lists, *ids)],
-        use_byte_stream_split=[f"{name}.list.element" for name in lists],
+        compression=codecs,
+        compression_level={path: _LEVEL for path, codec in codecs.items() if codec == "zstd"},
+        use_dictionary=[n for n in rows.column_names if n not in plain],
+        use_byte_stream_split=[_path(c) for c in lists],
+        column_encoding={n: "DELTA_BINARY_PACKED" for n in rows.column_names if n == POSITIONS[1]},
         bloom_filter_options={
             name: {"ndv": min(len(rows), table.rows_per_group), "fpp": _FALSE_POSITIVES}
             for name in ids
@@ -108,6 +103,29 @@ def encode(table: Table, rows: pa.Table, version: int | None = None) -> bytes:
     )
     data: bytes = sink.getvalue().to_pybytes()
     return data
+
+
+def _codecs(table: Table, rows: pa.Table) -> dict[str, str]:
+    """Return the codec of each column by its path.
+
+    Integers and columns of few values are small once they are numbered, and those of a few
+    kilobytes are small anyway: setting up the codec would take longer than all else.
+    """
+    codecs = dict.fromkeys(rows.column_names, "none")
+    for column in table.all_columns:
+        if column.name not in codecs or not (column.is_list or column.type in (TEXT, REAL)):
+            continue
+        values = rows.column(column.name)
+        some = values.slice(0, _SOME)
+        is_varied = column.is_list or len(some.unique()) > len(some) // 4
+        codec = "zstd" if is_varied and values.nbytes > _SMALL_BYTES else "none"
+        del codecs[column.name]
+        codecs[_path(column)] = codec
+    return codecs
+
+
+def _path(column: Column) -> str:
+    return f"{column.name}.list.element" if column.is_list else column.name
 
 
 def describe(

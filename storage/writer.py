@@ -8,6 +8,7 @@ run. What the caller gets back are the committed rows, never the ones it passed 
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -18,12 +19,12 @@ import pyarrow.compute as pc
 
 from storage import segments
 from storage.batch import Batch, Event, fresh_rows, make_batch
-from storage.commits import Commit, Draft, Head
-from storage.errors import DamagedError, RowError, SupersededError
+from storage.commits import Commit, Draft, Head, Segment
+from storage.errors import DamagedError, RowError, StorageError, SupersededError
 from storage.files import Files
-from storage.identity import event_id, is_storable_text
+from storage.identity import event_id, find_table, is_storable_text
 from storage.known import KnownEvents
-from storage.log import Log
+from storage.log import Begun, Log
 from storage.rows import Row
 from storage.state import LiveSegment, State
 
@@ -50,14 +51,58 @@ class Committed:
 class _Part:
     """The rows of one table in an append, which of them are new, and these as they are stored.
 
-    `encoded` is their Parquet form, None when nothing is new. Another thread makes it: it takes as
-    long as identifying the rows of the next table, and needs the interpreter for none of it.
+    `segment` is in its place once it is there, None when nothing is new.
     """
 
     batch: Batch
     fresh: Sequence[int]
     written: pa.Table
-    encoded: Future[bytes] | None
+    segment: Future[Segment] | None
+
+
+class _Storing:
+    """Stores the new rows of an append while those of its next table are identified.
+
+    One thread encodes and places them, in the order they came: encoding needs no interpreter, and
+    waiting for the disk needs no processor. What is in its place means nothing until a commit
+    names it.
+    """
+
+    def __init__(
+        self, files: Files, thread: ThreadPoolExecutor, begun: Begun, name: tuple[str, str]
+    ) -> None:
+        self.begun = begun
+        self._files = files
+        self._thread = thread
+        self._name = name  # run id and batch key
+        self._stored: list[Future[Segment]] = []
+
+    def part(self, batch: Batch, fresh: Sequence[int], epoch: int, now: datetime) -> _Part:
+        """Begin to store the rows `fresh` of a batch."""
+        written = batch.complete(fresh, epoch, now)
+        if not fresh:
+            return _Part(batch, fresh, written, None)
+        name = (*self._name, self.begun.nonce)
+        segment = self._thread.submit(segments.write, self._files, batch.table, written, name)
+        self._stored.append(segment)
+        return _Part(batch, fresh, written, segment)
+
+    def added(self, parts: Sequence[_Part], nonce: str) -> tuple[Segment, ...]:
+        """Return the segments of `parts`; written again when `nonce` is another than at first."""
+        name = (*self._name, nonce)
+        return tuple(
+            p.segment.result()
+            if nonce == self.begun.nonce
+            else segments.write(self._files, p.batch.table, p.written, name)
+            for p in parts
+            if p.segment is not None
+        )
+
+    def undo(self) -> None:
+        """Delete what an append stored that was refused; a collector would find it too."""
+        for segment in self._stored:
+            with suppress(StorageError, OSError):
+                self._files.delete(segment.result().path)
 
 
 class StreamWriter:
@@ -71,6 +116,7 @@ class StreamWriter:
         self._known = KnownEvents(files, run_id)
         self._is_loaded = False
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1)  # starting one takes as long as encoding a small table
 
     @property
     def last_closed_iteration(self) -> int | None:
@@ -110,28 +156,45 @@ class StreamWriter:
         if closes_iteration is not None and closes_iteration < 0:
             raise RowError(f"closes_iteration: expected 0 or more, came {closes_iteration}")
         now = datetime.now(UTC)
-        with self._lock, ThreadPoolExecutor(max(1, len(rows))) as encoders:
+        with self._lock:
             state = self._load()
+            storing = self._storing(batch_key)
+            try:
+                parts, known = self._parts(rows, state, storing, now)
+            except BaseException:
+                storing.undo()
+                raise
             closed = state.closed_iteration(self.run_id)
-            known: dict[str, Event] = {}
-            parts = []
-            for name, table_rows in rows.items():
-                batch = make_batch(name, table_rows, self.run_id)
-                committed = self._log.answered(partial(self._known.find, batch=batch))
-                known |= committed
-                fresh = fresh_rows(batch, committed, closed)
-                parts.append(_part(batch, fresh, self.epoch, now, encoders))
             if closes_iteration is not None and closes_iteration <= closed:
                 closes_iteration = None
             if closes_iteration is None and not any(part.fresh for part in parts):
                 self._log.make_durable(state.head)  # a sync of ours may have failed
                 return self._answer(self._newest(state, known), parts, known)
             self._is_loaded = False  # until it is sure what became of the commit
-            commit = self._commit(
-                "append", parts, batch_key, now, self._check_epoch, closes_iteration
-            )
+            what = ("append", batch_key, now)
+            commit = self._commit(what, parts, storing, self._check_epoch, closes_iteration)
             self._remember(commit, parts)
             return self._answer(Head(commit.number, commit.sha256), parts, known)
+
+    def _storing(self, batch_key: str) -> _Storing:
+        """Begin an append."""
+        return _Storing(self._files, self._thread, self._log.begin(), (self.run_id, batch_key))
+
+    def _parts(
+        self, rows: Mapping[str, Sequence[Row]], state: State, storing: _Storing, now: datetime
+    ) -> tuple[list[_Part], dict[str, Event]]:
+        """Check and identify rows, begin to store the new ones, and find those that are known."""
+        closed = state.closed_iteration(self.run_id)
+        known: dict[str, Event] = {}
+        parts = []
+        # Lists take longest to encode: begun first, they are done by the time the rest is ready.
+        for name in sorted(rows, key=lambda n: not any(c.is_list for c in find_table(n).columns)):
+            batch = make_batch(name, rows[name], self.run_id)
+            committed = self._log.answered(partial(self._known.find, batch=batch))
+            known |= committed
+            fresh = fresh_rows(batch, committed, closed)
+            parts.append(storing.part(batch, fresh, self.epoch, now))
+        return parts, known
 
     def _load(self) -> State:
         state = self._log.refresh()
@@ -143,24 +206,16 @@ class StreamWriter:
 
     def _commit(
         self,
-        kind: str,
+        what: tuple[str, str, datetime],
         parts: Sequence[_Part],
-        batch_key: str,
-        now: datetime,
+        storing: _Storing,
         check: Callable[[State], None],
         closes_iteration: int | None = None,
     ) -> Commit:
-        """Write the new rows into segments, then the commit."""
+        """Commit the new rows; `what` is kind, batch key and time."""
+        kind, batch_key, now = what
 
         def make_draft(nonce: str) -> Draft:
-            name = (self.run_id, batch_key, nonce)
-            added = [
-                segments.write_encoded(
-                    self._files, p.batch.table, p.written, name, p.encoded.result()
-                )
-                for p in parts
-                if p.encoded is not None
-            ]
             return Draft(
                 nonce=nonce,
                 kind=kind,
@@ -169,10 +224,10 @@ class StreamWriter:
                 batch_key=batch_key,
                 recorded_at=now.isoformat(),
                 closes_iteration=closes_iteration,
-                added=tuple(added),
+                added=storing.added(parts, nonce),
             )
 
-        return self._log.commit(make_draft, check)
+        return self._log.commit(make_draft, check, storing.begun)
 
     def _remember(self, commit: Commit, parts: Sequence[_Part]) -> None:
         closes = commit.draft.closes_iteration
@@ -234,14 +289,6 @@ class StreamWriter:
             )
 
 
-def _part(
-    batch: Batch, fresh: Sequence[int], epoch: int, now: datetime, encoders: ThreadPoolExecutor
-) -> _Part:
-    written = batch.complete(fresh, epoch, now)
-    encoded = encoders.submit(segments.encode, batch.table, written) if fresh else None
-    return _Part(batch, fresh, written, encoded)
-
-
 def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWriter:
     """Start the next epoch of a stream and return its writer; earlier writers are superseded.
 
@@ -266,9 +313,10 @@ def open_stream(files: Files, log: Log, run_id: str, opened: Row) -> StreamWrite
                 raise SupersededError(f"epoch {epoch} of run `{run_id}` was taken")
 
         try:
-            with ThreadPoolExecutor(1) as encoders:
-                part = _part(make_batch("runs", [row], run_id), [0], epoch, now, encoders)
-                writer._commit("open", [part], f"open-{epoch}", now, is_next)
+            key = f"open-{epoch}"
+            storing = writer._storing(key)
+            part = storing.part(make_batch("runs", [row], run_id), [0], epoch, now)
+            writer._commit(("open", key, now), [part], storing, is_next)
         except SupersededError:
             continue
         return writer

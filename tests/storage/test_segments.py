@@ -34,12 +34,18 @@ def test_lists_are_split_by_byte_and_ids_have_bloom_filters(segment: Path):
     query = """select path_in_schema, encodings, compression, bloom_filter_length
                from parquet_metadata($p)"""
     rows = duckdb.execute(query, {"p": str(segment)}).fetchall()
-    assert {compression for _, _, compression, _ in rows} == {"ZSTD"}
     split = {
         path.split(",")[0] for path, encodings, _, _ in rows if "BYTE_STREAM_SPLIT" in encodings
     }
     assert split == {"prompt_ids", "completion_ids", "sampler_logprobs"}
     assert {path for path, _, _, bloom in rows if bloom} == {"event_id", "rollout_id"}
+
+
+def test_large_columns_are_compressed_and_small_ones_are_not(segment: Path):
+    query = "select path_in_schema, compression from parquet_metadata($p)"
+    codecs = dict(duckdb.execute(query, {"p": str(segment)}).fetchall())
+    # 600 ids of 34 bytes are more than 4 KiB, 600 run ids of 2 bytes and their offsets are not
+    assert (codecs["event_id"], codecs["run_id"]) == ("ZSTD", "UNCOMPRESSED")
 
 
 def test_a_commit_describes_its_segments(store: storage.Store, writer: storage.StreamWriter):
