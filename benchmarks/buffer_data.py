@@ -44,10 +44,14 @@ def build_store(path: Path, num_iterations: int) -> storage.Store:
     """Write the run and the judgements to a new store, without compacting it."""
     store = storage.open(path, create=True)
     rng = np.random.default_rng(0)
-    run = Run(store.open_stream(RUN_ID, OPENED | {"kind": "train"}), rng, rng.beta(0.6, 0.6, NUM_PROMPTS))
+    run = Run(
+        store.open_stream(RUN_ID, OPENED | {"kind": "train"}), rng, rng.beta(0.6, 0.6, NUM_PROMPTS)
+    )
     run.writer.append({"prompts": [_prompt(n) for n in range(NUM_PROMPTS)]}, "prompts")
     for iteration in range(1, num_iterations + 1):
-        run.writer.append(_iteration_rows(run, iteration), f"i{iteration}", closes_iteration=iteration)
+        run.writer.append(
+            _iteration_rows(run, iteration), f"i{iteration}", closes_iteration=iteration
+        )
     judge = store.open_stream(JUDGE_ID, OPENED | {"kind": "rescore"})
     shard = 0
     for version, ids in zip(VERSIONS, (run.state_ids, run.state_ids[-SHARD:]), strict=True):
@@ -56,7 +60,9 @@ def build_store(path: Path, num_iterations: int) -> storage.Store:
         for start in range(0, len(ids), SHARD):
             part = ids[start : start + SHARD]
             values = rng.random(len(part)).tolist()
-            rows = [_score(i, shard, "value", version, v) for i, v in zip(part, values, strict=True)]
+            rows = [
+                _score(i, shard, "value", version, v) for i, v in zip(part, values, strict=True)
+            ]
             judge.append({"scores": rows}, f"shard-{shard}", closes_iteration=shard)
             shard += 1
     return store
@@ -74,7 +80,8 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
     writer, rng = run.writer, run.rng
     prompts = np.repeat(rng.choice(NUM_PROMPTS, GROUPS, replace=False), GROUP_SIZE).tolist()
     rollouts = [
-        _rollout(iteration, prompt, n % GROUP_SIZE, "attempt", "") for n, prompt in enumerate(prompts)
+        _rollout(iteration, prompt, n % GROUP_SIZE, "attempt", "")
+        for n, prompt in enumerate(prompts)
     ]
     picked = []
     if run.state_ids:
@@ -87,7 +94,9 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
             for n in range(CONTINUATIONS)
         ]
     ids = [storage.event_id("rollouts", row | {"run_id": RUN_ID}) for row in rollouts]
-    is_right = (rng.random(len(ids)) < run.solve_rates[[int(r["prompt_id"][-6:]) for r in rollouts]]).tolist()
+    is_right = (
+        rng.random(len(ids)) < run.solve_rates[[int(r["prompt_id"][-6:]) for r in rollouts]]
+    ).tolist()
     cuts = [(n, t) for n in range(len(prompts)) for t in range(8, 8 * STATES_PER_ROLLOUT + 1, 8)]
     states = [_state(iteration, ids[n], rollouts[n]["prompt_id"], t) for n, t in cuts]
     run.state_ids += [storage.event_id("states", row | {"run_id": RUN_ID}) for row in states]
@@ -97,7 +106,10 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
         "views_pinned": [_pin(iteration)],
         "rollouts": rollouts,
         "rollout_tokens": [_tokens(rng, iteration, i) for i in ids],
-        "scores": [_score(i, iteration, "exact", "1", float(ok), signature=f"s{n % 7}") for n, (i, ok) in enumerate(zip(ids, is_right, strict=True))],
+        "scores": [
+            _score(i, iteration, "exact", "1", float(ok), signature=f"s{n % 7}")
+            for n, (i, ok) in enumerate(zip(ids, is_right, strict=True))
+        ],
         "states": states,
         "picks": picks,
         "replays": [_replay(iteration, i, n, pick_ids) for n, i in enumerate(ids)],
@@ -134,7 +146,9 @@ def _tokens(rng: np.random.Generator, iteration: int, rollout_id: str) -> Row:
     }  # fmt: skip
 
 
-def _score(target: str, iteration: int, scorer: str, version: str, value: float, **facts: Any) -> Row:
+def _score(
+    target: str, iteration: int, scorer: str, version: str, value: float, **facts: Any
+) -> Row:
     is_value = scorer == "value"
     return {
         "iteration": iteration, "target_id": target, "scorer": scorer, "scorer_version": version,
