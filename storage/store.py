@@ -5,7 +5,9 @@ Invariant: what a reader is told `as of N` never changes, whatever is appended l
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from storage.state import LiveSegment, State
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
     from storage.views import Views
     from storage.writer import StreamWriter
@@ -114,9 +117,65 @@ class Store:
             DamagedError: a segment the query may read is missing or was changed.
         """
         number = self.number(as_of)
-        return self.answered(
-            lambda state: self._query(state, query, params, number, allow_damaged, check_hashes)
-        )
+
+        def ask(state: State) -> "duckdb.DuckDBPyRelation":
+            with self._query_errors(allow_damaged):
+                return self._relation(
+                    state, query, params, number, allow_damaged, check_hashes
+                ).materialize()
+
+        return self.answered(ask)
+
+    def batches(
+        self,
+        query: str,
+        params: Mapping[str, Any] | None = None,
+        as_of: int | None = None,
+        *,
+        batch_rows: int = 10_000,
+        check_hashes: bool = True,
+    ) -> "Iterator[pa.RecordBatch]":
+        """Answer a query as `sql` does, some rows at a time, however many there are.
+
+        Only the batch at hand is held in memory, and what the query itself must hold (to sort, join
+        or group). There is at least one batch, which may be empty. For a second pass ask again with
+        the same `as_of`: the rows are the same, in the same order when the query orders them.
+
+        Args:
+            query: one SQL statement, with `$name` for parameters; or the name of a table or view,
+                for all of its rows.
+            params: values of the parameters; of a view the arguments beside `as_of`.
+            as_of: commit number; None is the newest.
+            batch_rows: rows of a batch; the last one has fewer.
+            check_hashes: as for `sql`.
+
+        Raises:
+            QueryError: the query is wrong; `as_of` is no commit; or, in the middle of the answer, a
+                file was merged with others and deleted before it was read.
+            DamagedError: a segment the query may read is missing or was changed.
+        """
+        from storage.views import TABLES, VIEWS, source_sql
+
+        number = self.number(as_of)
+        if query in TABLES or query in VIEWS:
+            query = f"from {source_sql(query, number, params or {})}"
+
+        def begin(state: State) -> "Iterator[pa.RecordBatch]":
+            with self._query_errors(allow_damaged=False):
+                relation = self._relation(state, query, params, number, False, check_hashes)
+                return _begun(relation.to_arrow_reader(batch_rows))
+
+        return self._rest(self.answered(begin), number)
+
+    def _rest(self, batches: "Iterator[pa.RecordBatch]", number: int) -> "Iterator[pa.RecordBatch]":
+        try:
+            with self._query_errors(allow_damaged=False):
+                yield from batches
+        except QueryError as error:
+            raise QueryError(
+                f"{error}; this is not the first batch of the answer: begin again with "
+                f"as_of={number} if its files were compacted meanwhile"
+            ) from error
 
     def read(
         self,
@@ -170,6 +229,7 @@ class Store:
         *,
         run_id: str | None = None,
         iteration: int | None = None,
+        arguments: Mapping[str, Any] | None = None,
         as_of: int | None = None,
         check_hashes: bool = True,
     ) -> list[dict[str, Any]]:
@@ -179,10 +239,11 @@ class Store:
             name: of the view, e.g. "training_history".
             run_id: only rows of this run.
             iteration: only rows of this iteration.
+            arguments: those the view takes beside `as_of`, by name.
             as_of: commit number; None is the newest.
             check_hashes: as for `sql`.
         """
-        from storage.views import ORDERS, VIEWS
+        from storage.views import ORDERS, VIEWS, source_sql
 
         if name not in VIEWS:
             raise QueryError(f"expected one of the views {', '.join(VIEWS)}; came `{name}`")
@@ -190,8 +251,10 @@ class Store:
         used = {column: value for column, value in filters.items() if value is not None}
         condition = " and ".join(f"{column} = ${column}" for column in used) or "true"
         order = f"order by {ORDERS[name]}" if name in ORDERS else ""
-        query = f"select * from {name} where {condition} {order}"  # noqa: S608 - from this package
-        relation = self.sql(query, used, as_of, check_hashes=check_hashes)
+        number, given = self.number(as_of), dict(arguments or {})
+        source = source_sql(name, number, given)
+        query = f"select * from {source} where {condition} {order}"  # noqa: S608 - from this package
+        relation = self.sql(query, used | given, number, check_hashes=check_hashes)
         return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
 
     def number(self, as_of: int | None) -> int:
@@ -251,7 +314,7 @@ class Store:
         with ThreadPoolExecutor(min(len(new), os.cpu_count() or 1)) as threads:
             list(threads.map(check, new))
 
-    def _query(
+    def _relation(
         self,
         state: State,
         query: str,
@@ -260,8 +323,6 @@ class Store:
         allow_damaged: bool,
         check_hashes: bool,
     ) -> "duckdb.DuckDBPyRelation":
-        import duckdb
-
         from storage.views import names_in
 
         names = names_in(query)
@@ -269,13 +330,20 @@ class Store:
             self.check_whole()
             if check_hashes:
                 self.check_hashes(s for s in state.segments.values() if s.table in names)
+        connection = self._connection(state, number, query, allow_damaged)
+        relation = connection.sql(query, params=dict(params or {}))
+        if relation is None:
+            raise QueryError(f"expected a query that has an answer, came {query!r}")
+        return relation
+
+    @contextmanager
+    def _query_errors(self, allow_damaged: bool) -> Iterator[None]:
+        """Say what a failed query failed by: a segment that is not whole, or itself."""
+        import duckdb
+
         try:
-            connection = self._connection(state, number, query, allow_damaged)
-            relation = connection.sql(query, params=dict(params or {}))
-            if relation is None:
-                raise QueryError(f"expected a query that has an answer, came {query!r}")
-            return relation.materialize()
-        except duckdb.Error as error:
+            yield
+        except (duckdb.Error, OSError) as error:  # Arrow's readers raise the latter
             self._whole.clear()
             if not allow_damaged:
                 self.check_whole()
@@ -296,3 +364,11 @@ class Store:
             views = self._views[1]
             views.define(query)
             return views.connection.cursor()
+
+
+def _begun(reader: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
+    """Return the batches of a reader, the first one fetched already; an empty one if none comes."""
+    from pyarrow import RecordBatch
+
+    first = next(reader, None)
+    return chain([RecordBatch.from_pylist([], reader.schema) if first is None else first], reader)

@@ -9,12 +9,13 @@ the rest from files that are named one by one.
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib import resources
 
 import duckdb
 
+from storage.errors import QueryError
 from storage.schemas import TABLES, Table
 from storage.state import LiveSegment
 from storage.upcast import SQL_TYPES, column_expressions
@@ -134,6 +135,24 @@ def macro_sql(name: str) -> str:
     signature = ", ".join(["as_of", *(f"{argument} := null" for argument in arguments(name))])
     select = _PARAMETER.sub(r"\1", view_sql(name))
     return f"macro {name}({signature}) as table\n{select}"
+
+
+def source_sql(name: str, number: int, given: Collection[str] = ()) -> str:
+    """Return how a query names a table or view; with arguments, as a macro as of `number`.
+
+    Their values are the query's parameters of the same names.
+
+    Raises:
+        QueryError: it has no such argument.
+    """
+    known = arguments(name) if name in VIEWS else []
+    if not set(given) <= set(known):
+        raise QueryError(
+            f"`{name}` takes {', '.join(known) or 'no arguments'} beside as_of; came "
+            f"{', '.join(given)}"
+        )
+    called = ", ".join([str(number), *(f"{argument} := ${argument}" for argument in given)])
+    return f"{name}({called})" if given else name
 
 
 def ask_names() -> list[str]:
