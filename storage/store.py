@@ -154,7 +154,8 @@ class Store:
                 file was merged with others and deleted before it was read.
             DamagedError: a segment the query may read is missing or was changed.
         """
-        from storage.views import TABLES, VIEWS, source_sql
+        from storage.schemas import TABLES
+        from storage.views import VIEWS, source_sql
 
         number = self.number(as_of)
         if query in TABLES or query in VIEWS:

@@ -71,6 +71,7 @@ def pick(unit: str, entry_id: str, iteration: int, **facts: Any) -> Row:
         "prefix_tokens": 0,
         "value": 0.5,
         "prompt_value": 0.25,
+        "p_hat": 0.25,
         "base": 0.25,
         "freshness": 1.0,
         "rarity": 1.0,
@@ -96,10 +97,12 @@ def policy(version: int) -> Row:
 class Run:
     """A stream of a store that appends one thing after the other; every method is one commit."""
 
-    def __init__(self, store: storage.Store, run_id: str = "r1", kind: str | None = None) -> None:
+    def __init__(
+        self, store: storage.Store, run_id: str = "r1", kind: str | None = None, **facts: Any
+    ) -> None:
         self.store = store
         self.run_id = run_id
-        self.writer = store.open_stream(run_id, OPENED | ({"kind": kind} if kind else {}))
+        self.writer = store.open_stream(run_id, OPENED | {"kind": kind} | facts)
         self._num_appends = 0
         self._num_samples: dict[tuple[int, str, str], int] = {}
 

@@ -11,11 +11,12 @@ from tests.storage.replay_rows import Run, policy, state, value
 from tests.storage.rows import OPENED, pin, planned, score, tokens, update
 
 COLUMNS = (
-    "run_id", "unit", "entry_id", "prompt_id", "difficulty", "rollout_id", "source_run_id",
+    "run_id", "unit", "entry_id", "entry_key", "prompt_id", "difficulty", "rollout_id", "source_run_id",
     "prefix_tokens", "sampled_iteration", "policy_version", "age", "prompt_tries", "prompt_ok",
-    "p_hat", "is_ever_solved", "state_tries", "state_ok", "raw_value", "raw_prompt_value", "value",
+    "p_hat", "prompt_mean_reward", "is_ever_solved", "state_tries", "state_ok", "raw_value", "raw_prompt_value", "value",
     "prompt_value", "score_id", "scorer", "scorer_version", "signature", "signature_count",
-    "num_uses", "last_used_iteration", "eligibility_reason",
+    "prompt_state_id", "prompt_state_iteration", "num_uses", "last_used_iteration",
+    "eligibility_reason",
 )  # fmt: skip
 ROUNDING = 1e-15
 
@@ -41,7 +42,7 @@ def judged_state(run: Run, values: float | dict[str, float] = 0.5) -> str:
 
 def test_every_column_of_a_state_a_trajectory_and_a_prompt(run: Run):
     run.prompt("p1", "hard")
-    right, wrong, *_ = run.sample([1.0, 0.0, 0.0, 0.0], signature="42")
+    right, wrong, _, newest = run.sample([1.0, 0.0, 0.0, 0.0], signature="42")
     opening, state_id = run.cut(right, 0), run.cut(wrong, 5)
     run.fit("v1")
     run.judge("v1", {opening: 0.25, state_id: 0.75})
@@ -60,21 +61,30 @@ def test_every_column_of_a_state_a_trajectory_and_a_prompt(run: Run):
         "prompt_tries": 4,
         "prompt_ok": 1,
         "p_hat": 0.25,  # (1 + 0.5) / (4 + 2)
+        "prompt_mean_reward": 0.25,
         "is_ever_solved": True,
         "raw_prompt_value": 0.25,
         "prompt_value": 0.25,  # (1 + 2 * 0.25) / (4 + 2)
+        "prompt_state_id": opening,
+        "prompt_state_iteration": 1,
         "eligibility_reason": "eligible",
     }
     assert the_prompt == of_prompt | {
-        "unit": "prompt", "entry_id": "p1", "rollout_id": None, "source_run_id": None,
+        "unit": "prompt", "entry_id": "p1", "entry_key": "p1",
+        "rollout_id": newest, "source_run_id": "r1",
         "prefix_tokens": 0, "sampled_iteration": None, "policy_version": None, "age": 0,
         "state_tries": 0, "state_ok": 0, "raw_value": 0.25, "value": 0.25, "score_id": None,
         "scorer": None, "scorer_version": None, "signature": None, "signature_count": 1,
         "num_uses": 0, "last_used_iteration": None,
     }  # fmt: skip
     event_id_of = run.writer.event_id_of
+    [cut_sha256] = [
+        r["prefix_sha256"] for r in run.store.read("states") if r["event_id"] == state_id
+    ]
+    [seed] = [r["seed"] for r in run.store.read("rollouts") if r["event_id"] == right]
     assert the_state == of_prompt | {
-        "unit": "state", "entry_id": state_id, "rollout_id": wrong, "source_run_id": "r1",
+        "unit": "state", "entry_id": state_id, "entry_key": f"p1:{cut_sha256}",
+        "rollout_id": wrong, "source_run_id": "r1",
         "prefix_tokens": 5, "sampled_iteration": 1, "policy_version": 0, "age": 2,
         "state_tries": 2, "state_ok": 1, "raw_value": 0.75,
         "value": 0.625,  # (1 + 2 * 0.75) / (2 + 2)
@@ -83,7 +93,7 @@ def test_every_column_of_a_state_a_trajectory_and_a_prompt(run: Run):
         "last_used_iteration": 2,
     }  # fmt: skip
     assert the_trajectory == of_prompt | {
-        "unit": "trajectory", "entry_id": right, "rollout_id": right, "source_run_id": "r1",
+        "unit": "trajectory", "entry_id": right, "entry_key": f"p1:{seed}", "rollout_id": right, "source_run_id": "r1",
         "prefix_tokens": 0, "sampled_iteration": 1, "policy_version": 0, "age": 2,
         "state_tries": 0, "state_ok": 0, "raw_value": 1.0, "value": 1.0,
         "score_id": event_id_of("scores", score(right, 1.0)), "scorer": "exact",
@@ -305,16 +315,62 @@ def test_prompt_states_are_judgements_of_the_prompt_and_no_candidates(run: Run):
 
 
 def test_of_two_streams_that_judged_a_state_the_first_counts(run: Run):
+    # the version is another stream's: whoever judged by it counts
     state_id = judged_state(run, {})
     judges = [Run(run.store, f"judge-{n}", kind="rescore") for n in range(2)]
-    run.fit("v1")
+    judges[0].fit("v1")
     judges[1].judge("v1", {state_id: 0.25}, iteration=0)
     judges[0].judge("v1", {state_id: 0.75}, iteration=0)
-    row = run.entry(state_id)
+    row = run.entry(state_id, version="v1")
     assert row["raw_value"] == 0.25
     assert row["score_id"] == judges[1].writer.event_id_of("scores", value(state_id, 0.25, "v1", 0))
     judges[0].append(scores=[value(state_id, 0.5, "v1", 0) | {"attempt": 1}])
-    assert run.entry(state_id)["raw_value"] == 0.5  # a later attempt counts more
+    assert run.entry(state_id, version="v1")["raw_value"] == 0.5  # a later attempt counts more
+
+
+def test_by_its_own_model_a_run_sees_its_own_states_and_judgements_alone(run: Run):
+    rollout_id, other_id, *_ = run.sample([1.0, 0.0, 0.0, 0.0])
+    state_id = run.cut(rollout_id, 5)
+    run.fit("v1")
+    judge = Run(run.store, "judge", kind="rescore")
+    foreign_id = judge.cut(other_id, 7, source_run_id=run.run_id)
+    judge.judge("v1", {state_id: 0.125, foreign_id: 0.75})
+    [seen] = [row for row in run.buffer() if row["unit"] == "state"]
+    assert (seen["entry_id"], seen["eligibility_reason"]) == (state_id, "not_judged")
+    run.judge("v1", {state_id: 0.5})
+    assert run.entry(state_id)["raw_value"] == 0.5
+
+
+def test_a_run_that_never_cut_has_the_states_others_cut(run: Run):
+    rollout_id = run.sample([1.0, 0.0, 0.0, 0.0])[0]
+    judge = Run(run.store, "judge", kind="refit")
+    state_id = judge.cut(rollout_id, 5, source_run_id=run.run_id)
+    judge.fit("v1")
+    judge.judge("v1", {state_id: 0.5})
+    assert run.entry(state_id)["raw_value"] == run.entry(state_id)["p_hat"] == 0.25
+    assert run.entry(state_id, version="v1")["raw_value"] == 0.5
+
+
+def test_a_fork_has_the_history_of_its_parent_up_to_where_it_began(store: storage.Store):
+    parent = Run(store, "r1", kind="train")
+    parent.pin(1)
+    first = parent.sample([1.0, 0.0, 0.0, 0.0], iteration=1)[0]
+    state_id = parent.cut(first)
+    parent.fit("v1")
+    parent.judge("v1", {state_id: 0.5})
+    as_of = store.head().number
+    parent.pin(2)
+    parent.sample([1.0] * 4, iteration=2)
+    fork = Run(
+        store, "r2", kind="train", parent_run_id="r1", parent_iteration=1, parent_as_of=as_of
+    )
+    fork.pin(1)
+    mine = fork.entry(state_id, run="r2")
+    assert (mine["run_id"], mine["raw_value"], mine["prompt_tries"]) == ("r2", 0.5, 4)
+    assert [r["prompt_tries"] for r in parent.buffer(run="r1") if r["unit"] == "prompt"] == [8]
+    fork.sample([0.0] * 4, iteration=2)
+    assert fork.entry(state_id, run="r2")["prompt_tries"] == 8
+    assert fork.entry(state_id, run="r2")["prompt_ok"] == 1
 
 
 def test_the_reward_is_that_of_the_newest_pinned_scorer_whoever_gave_it(run: Run):
