@@ -115,11 +115,11 @@ def adapter_parameters(model: PeftModel, adapter: str = ADAPTER) -> dict[str, Pa
     return dict(sorted(named))
 
 
-def adapter_state(model: PeftModel, adapter: str = ADAPTER) -> AdapterState:
-    """Return a copy of an adapter: float32, on the CPU, sorted by name."""
+def adapter_state(model: PeftModel) -> AdapterState:
+    """Return a copy of the adapter: float32, on the CPU, sorted by name."""
     return {
         name: parameter.detach().to("cpu", torch.float32, copy=True)
-        for name, parameter in adapter_parameters(model, adapter).items()
+        for name, parameter in adapter_parameters(model).items()
     }
 
 
