@@ -113,7 +113,7 @@ class SamplerSection(Section):
 class LearnerSection(Section):
     """How the policy learns from a batch."""
 
-    algorithm: Literal["grpo", "dr_grpo", "dapo"] = Field(
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "ppo", "sft", "raft"] = Field(
         "grpo", description="Objective, advantage and reduction."
     )
     learning_rate: float = Field(2e-4, gt=0, le=10, description="AdamW's learning rate.")
@@ -145,6 +145,20 @@ class LearnerSection(Section):
     )
     packing: bool = Field(
         True, description="Encode a group's shared prompt once; false: padded reference path."
+    )
+    gamma: float = Field(1.0, gt=0, le=1, description="ppo's discount of rewards, per token.")
+    lam: float = Field(
+        1.0, ge=0, le=1, description="ppo's lambda of GAE: 1 trusts the rewards, 0 the critic."
+    )
+    vf_coef: float = Field(0.5, gt=0, description="Weight of ppo's value loss.")
+    value_clip: float | None = Field(
+        0.2, gt=0, description="How far a value may move in an iteration of ppo; off: any distance."
+    )
+    critic_learning_rate: float = Field(
+        2e-4, gt=0, le=10, description="Learning rate of ppo's critic."
+    )
+    critic_warmup: int = Field(
+        2, ge=0, description="Iterations in which ppo's critic learns alone, at the beginning."
     )
 
 

@@ -161,6 +161,8 @@ def learn_sample(
         prefix_ids=tuple(tokens["prompt_ids"][num_prompt:]),
         prefix_logprobs=given_logprobs if num_given else None,
         prefix_advantage=replay["prefix_advantage"] or 0.0,
+        reward=replay["reward"],
+        is_truncated=rollout["finish_reason"] == "length",
     )
 
 

@@ -6,8 +6,10 @@ equal bytes. Only plain LoRA on linear layers is supported: whatever else PEFT o
 since merged weights, digests and the reference policy would silently ignore it.
 """
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +71,46 @@ def attach_adapter(base: nn.Module, settings: LoraSettings, seed: int) -> PeftMo
     return model.eval()
 
 
-def adapter_parameters(model: PeftModel) -> dict[str, Parameter]:
-    """Return the trainable adapter's parameters by name, sorted by name."""
+def add_adapter(model: PeftModel, adapter: str, seed: int) -> None:
+    """Give the model one more adapter, as large and as fresh as the first once was; it stays idle.
+
+    The caller's random state is left as it was.
+
+    Raises:
+        AdapterError: the model has an adapter of this name.
+    """
+    if adapter in model.peft_config:
+        raise AdapterError(
+            f"expected a model without an adapter {adapter!r}, got one that has it; load the "
+            "model anew"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.add_adapter(adapter, copy.deepcopy(model.peft_config[ADAPTER]))
+    model.eval()  # a new layer's dropout is on
+
+
+@contextmanager
+def active_adapter(model: PeftModel, adapter: str) -> Iterator[None]:
+    """Make forward passes inside the context those of another adapter.
+
+    Whatever is differentiated inside must also be run inside: PEFT freezes the adapter that is not
+    active, and a frozen tensor silently drops the gradient of a pass made before.
+    """
+    model.set_adapter(adapter)
+    try:
+        yield
+    finally:
+        model.set_adapter(ADAPTER)
+
+
+def adapter_parameters(model: PeftModel, adapter: str = ADAPTER) -> dict[str, Parameter]:
+    """Return an adapter's parameters by name, sorted by name; that of the policy by default."""
+    suffix = f".{adapter}.weight"
     named = (
-        (name.replace(f".{ADAPTER}", ""), parameter)
+        (name.removesuffix(suffix) + ".weight", parameter)
         for name, parameter in model.named_parameters()
-        if ".lora_" in name
+        if ".lora_" in name and name.endswith(suffix)
     )
     return dict(sorted(named))
 
@@ -88,12 +124,20 @@ def adapter_state(model: PeftModel) -> AdapterState:
 
 
 def load_adapter_state(model: PeftModel, state: Mapping[str, Tensor]) -> None:
-    """Overwrite the adapter with `state`, in place.
+    """Overwrite the policy's adapter with `state`, in place.
 
     Raises:
         AdapterError: names or shapes differ from the adapter's; nothing was changed.
     """
-    parameters = adapter_parameters(model)
+    overwrite(adapter_parameters(model), state)
+
+
+def overwrite(parameters: Mapping[str, Parameter], state: Mapping[str, Tensor]) -> None:
+    """Overwrite `parameters` with `state`, in place.
+
+    Raises:
+        AdapterError: names or shapes differ; nothing was changed.
+    """
     if unmatched := sorted(parameters.keys() ^ state.keys()):
         raise AdapterError(
             f"expected an adapter of {len(parameters)} tensors, got {len(state)}; {unmatched[0]!r} "

@@ -13,6 +13,8 @@ Our choices:
    gradient, and no extra forward pass.
 4. If nothing has an advantage and there is no KL term, no step is taken: momentum and weight decay
    would move the adapter without a reason.
+5. With a critic (`actor_critic.py`) a step on samples that were not prepared is an iteration of
+   its own, judged at its beginning. The first `critic_warmup` iterations move the critic alone.
 """
 
 import math
@@ -23,17 +25,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rrl_core.algorithms.corrections import is_corrigible, sampler_correction
-from rrl_core.algorithms.kl import kl_estimate
+from rrl_core.algorithms.corrections import is_corrigible
 from rrl_core.algorithms.minibatches import plan_steps
-from rrl_core.algorithms.objectives import ALGORITHMS, clipped_surrogate
-from rrl_core.algorithms.prefix_credit import prefix_credit
-from rrl_core.algorithms.reduce import Denominators, reduce_loss
+from rrl_core.algorithms.objectives import ALGORITHMS
+from rrl_core.algorithms.reduce import Denominators
+from rrl_core.policy.actor_critic import Estimate, estimate, fit_critic
 from rrl_core.policy.adapters import adapter_parameters
-from rrl_core.policy.logprobs import TokenScores, check_model, policy_logprobs, score_batch
+from rrl_core.policy.bundle import bundle, is_bundle, unbundle
+from rrl_core.policy.critic import Critic
+from rrl_core.policy.logprobs import check_model, policy_logprobs, score_batch
+from rrl_core.policy.loss import Fixed, batch_loss, check_gradient
 from rrl_core.policy.optimizer import optimizer_from_bytes, optimizer_to_bytes
-from rrl_core.policy.packing import Branch, PackedBatch, pack
+from rrl_core.policy.packing import PackedBatch, pack
 from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample, StepResult
+from rrl_core.policy.samples import (
+    num_scored_prefix_tokens,
+    padded,
+    sample_problem,
+    scored_branch,
+)
 from rrl_core.policy.statistics import SampleStats, TokenStats, sample_stats, step_metrics
 
 if TYPE_CHECKING:
@@ -53,8 +63,12 @@ __all__ = [
 class Learner:
     """AdamW over the adapter of `policy`; the base model is never touched.
 
+    `critic` is None where the algorithm has none; one that has gives the policy's model a second
+    adapter, idle outside the learner.
+
     Raises:
         UnsupportedModelError: the model cannot be packed, see `check_model`.
+        AdapterError: the policy has a critic already, from another learner.
     """
 
     def __init__(self, policy: "Policy", config: LearnerConfig) -> None:
@@ -69,6 +83,13 @@ class Learner:
             weight_decay=config.weight_decay,
         )
         self._old: dict[str, Tensor] = {}
+        self._estimates: dict[str, Estimate] = {}
+        self._algorithm = ALGORITHMS[config.algorithm]
+        self.critic: Critic | None = None
+        if self._algorithm.has_critic:
+            self.critic = Critic(
+                policy, learning_rate=config.critic_learning_rate, seed=config.critic_seed
+            )
 
     def prepare(self, samples: Sequence[LearnSample]) -> None:
         """Remember the present policy as the old policy of `samples`, and forget all others.
@@ -77,16 +98,18 @@ class Learner:
         with the samples of all of them. One that comes in several steps is scored once.
         """
         self._check_samples(samples)
-        self._old = {s.rollout_id: torch.empty(0) for s in samples}
-        scored = self._to_run({s.rollout_id: s for s in samples}.values())
+        unique = {s.rollout_id: s for s in samples}
+        self._judge(unique.values())
+        self._old = dict.fromkeys(unique, torch.empty(0))
+        scored = self._to_run(unique.values())
         scores = policy_logprobs(
             self.policy,
-            [_branch(s) for s in scored],
+            [scored_branch(s) for s in scored],
             max_tokens=self.config.micro_batch_tokens,
             share_prefix=self.config.packing,
         )
         for row, sample in enumerate(scored):
-            length = len(_branch(sample).completion_ids)
+            length = len(scored_branch(sample).completion_ids)
             self._old[sample.rollout_id] = scores.logprobs_BT[row, :length]
 
     def step(self, samples: Sequence[LearnSample]) -> StepResult:
@@ -103,33 +126,25 @@ class Learner:
         """
         started_s = perf_counter()
         self._check_samples(samples)
-        self._check_membership(samples)
+        if not self._is_prepared(samples):
+            self._judge(samples)
         lengths_B = [self._num_loss_tokens(s) for s in samples]
         denominators = Denominators.of_lengths(lengths_B, self.config.max_completion_tokens)
         is_skipped = not any(self._teaches(s) for s in samples)
-        policy_loss = kl_loss = 0.0
-        seen: list[TokenStats] = []
-        self._optimizer.zero_grad()
-        with torch.set_grad_enabled(not is_skipped):
-            for batch, rows in self._micro_batches(self._to_run(samples)):
-                policy_term, kl_term, stats = self._run(rows, batch, denominators)
-                if not is_skipped:
-                    (policy_term + kl_term).backward()  # type: ignore[no-untyped-call]
-                    self._check_gradient(rows)
-                policy_loss += policy_term.item()
-                kl_loss += kl_term.item()
-                seen.append(stats)
+        policy_loss, kl_loss, seen = self._differentiate(samples, denominators, is_skipped)
+        critic_metrics = self._fit_critic(samples, denominators)  # may refuse: before our own step
+        value_loss = self.config.vf_coef * critic_metrics.get("value_loss", 0.0)
         by_id = {s.rollout_id: s for stats in seen for s in sample_stats(stats)}
         return StepResult(
-            loss=policy_loss + kl_loss,
+            loss=policy_loss + kl_loss + value_loss,
             policy_loss=policy_loss,
             kl_loss=kl_loss,
             grad_norm=0.0 if is_skipped else self._update(),
             learning_rate=self.config.learning_rate,
             num_sequences=denominators.num_sequences,
             num_loss_tokens=denominators.num_tokens,
-            is_skipped=is_skipped,
-            metrics=step_metrics(seen),
+            is_skipped=is_skipped and not critic_metrics,
+            metrics=step_metrics(seen) | critic_metrics,
             samples=[
                 by_id.get(s.rollout_id, SampleStats(s.rollout_id, length))
                 for s, length in zip(samples, lengths_B, strict=True)
@@ -138,27 +153,65 @@ class Learner:
         )
 
     def optimizer_state(self) -> bytes:
-        """Return AdamW's state; equal states give equal bytes."""
-        return optimizer_to_bytes(self._optimizer, self._parameters)
+        """Return AdamW's state and the critic, if there is one; equal states give equal bytes."""
+        state = optimizer_to_bytes(self._optimizer, self._parameters)
+        if self.critic is None:
+            return state
+        return bundle({"policy": state, "critic": self.critic.to_bytes()})
 
     def load_optimizer_state(self, data: bytes) -> None:
         """Go on from what `optimizer_state` returned; with its adapter, bit for bit.
 
+        A state saved under an algorithm without a critic leaves the critic as it is, and one saved
+        with a critic is read without it where there is none: so a run may go on under another
+        algorithm.
+
         Raises:
-            OptimizerStateError: damaged, or of another adapter.
+            OptimizerStateError, CriticError, AdapterError: damaged, or of another adapter; where
+                there is no critic, nothing was changed.
         """
-        optimizer_from_bytes(self._optimizer, self._parameters, data)
+        parts = unbundle(data) if is_bundle(data) else {"policy": data}
+        if self.critic is not None and "critic" in parts:
+            self.critic.from_bytes(parts["critic"])
+        optimizer_from_bytes(self._optimizer, self._parameters, parts.get("policy", data))
+
+    def _judge(self, samples: Iterable[LearnSample]) -> None:
+        """Begin an iteration of the critic: judge these samples, and forget all others."""
+        if self.critic is not None:
+            staying = [s for s in samples if self._num_loss_tokens(s)]
+            self._old, self._estimates = {}, estimate(self.critic, staying, self.config)
+            self.critic.num_iterations += bool(staying)
+
+    def _fit_critic(
+        self, samples: Iterable[LearnSample], denominators: Denominators
+    ) -> dict[str, float]:
+        """Take the critic's step; return its metrics, none where there is nothing to fit."""
+        staying = [s for s in samples if self._num_loss_tokens(s)]
+        if self.critic is None or not staying:
+            return {}
+        return fit_critic(self.critic, staying, self._estimates, denominators, self.config)
 
     def _num_loss_tokens(self, sample: LearnSample) -> int:
         """Return how many tokens the sample is trained on: 0 if it leaves the loss."""
-        stays = is_corrigible(self.config.correction, sample.sampler_logprobs is not None)
+        has_logprobs = sample.sampler_logprobs is not None
+        stays = is_corrigible(self.config.correction_in_force, has_logprobs)
+        if self._algorithm.only_positive:
+            stays = stays and sample.advantage > 0
         return len(sample.completion_ids) if stays else 0
 
     def _teaches(self, sample: LearnSample) -> bool:
-        """Return whether the sample has a gradient."""
+        """Return whether the sample has a gradient of the policy."""
+        if self._num_loss_tokens(sample) == 0 or sample.weight == 0:
+            return False
+        if self.critic is not None and self.critic.num_iterations <= self.config.critic_warmup:
+            return False
         has_prefix_term = sample.prefix_advantage != 0 and self.config.prefix_credit != "none"
-        has_term = sample.advantage != 0 or has_prefix_term or self.config.kl_coef > 0
-        return has_term and sample.weight != 0 and self._num_loss_tokens(sample) > 0
+        return self._has_advantage(sample) or has_prefix_term or self.config.kl_coef > 0
+
+    def _has_advantage(self, sample: LearnSample) -> bool:
+        if self.critic is not None:
+            return bool(self._estimates[sample.rollout_id].advantages_T.any())
+        return sample.advantage != 0 or not self._algorithm.has_ratio
 
     def _to_run(self, samples: Iterable[LearnSample]) -> list[LearnSample]:
         """Return the samples that need a forward pass."""
@@ -169,12 +222,30 @@ class Learner:
         self, samples: Sequence[LearnSample]
     ) -> Iterator[tuple[PackedBatch, list[LearnSample]]]:
         for batch in pack(
-            [_branch(s) for s in samples],
+            [scored_branch(s) for s in samples],
             max_tokens=self.config.micro_batch_tokens,
             pad_token_id=self.policy.pad_token_id,
             share_prefix=self.config.packing,
         ):
             yield batch, [samples[i] for i in batch.branches]
+
+    def _differentiate(
+        self, samples: Sequence[LearnSample], denominators: Denominators, is_skipped: bool
+    ) -> tuple[float, float, list[TokenStats]]:
+        """Run what is to be run, with its gradient unless skipped; return both terms, records."""
+        policy_loss = kl_loss = 0.0
+        seen: list[TokenStats] = []
+        self._optimizer.zero_grad()
+        with torch.set_grad_enabled(not is_skipped):
+            for batch, rows in self._micro_batches(self._to_run(samples)):
+                policy_term, kl_term, stats = self._run(rows, batch, denominators)
+                if not is_skipped:
+                    (policy_term + kl_term).backward()  # type: ignore[no-untyped-call]
+                    check_gradient(rows, self._parameters.values())
+                policy_loss += policy_term.item()
+                kl_loss += kl_term.item()
+                seen.append(stats)
+        return policy_loss, kl_loss, seen
 
     def _run(
         self, rows: Sequence[LearnSample], batch: PackedBatch, denominators: Denominators
@@ -187,8 +258,17 @@ class Learner:
         scores = score_batch(self.policy, batch)
         old_BT = scores.logprobs_BT.detach()
         if rows[0].rollout_id in self._old:
-            old_BT = _padded([self._old[s.rollout_id] for s in rows], old_BT)
-        return batch_loss(rows, scores, old_BT, reference_BT, denominators, self.config)
+            old_BT = padded([self._old[s.rollout_id] for s in rows], old_BT)
+        fixed = Fixed(old_BT, reference_BT, self._advantages(rows, old_BT))
+        return batch_loss(rows, scores, fixed, denominators, self.config)
+
+    def _advantages(self, rows: Sequence[LearnSample], like_BT: Tensor) -> Tensor:
+        """Return the advantages of the rows [B], with a critic those of their tokens [B, T]."""
+        if self.critic is None:
+            return like_BT.new_tensor([s.advantage for s in rows])
+        given = [torch.zeros(num_scored_prefix_tokens(s)) for s in rows]
+        own = [self._estimates[s.rollout_id].advantages_T for s in rows]
+        return padded([torch.cat(parts) for parts in zip(given, own, strict=True)], like_BT)
 
     def _update(self) -> float:
         """Clip the gradient, take the step, return the norm before clipping."""
@@ -199,23 +279,17 @@ class Learner:
         self._optimizer.step()
         return float(norm)
 
-    def _check_gradient(self, rows: Sequence[LearnSample]) -> None:
-        grads = [p.grad for p in self._parameters.values() if p.grad is not None]
-        if not torch.nn.utils.get_total_norm(grads).isfinite():
-            raise LearnerError(
-                "expected a finite gradient, got NaN or infinity from the micro-batch of rollouts "
-                f"{', '.join(s.rollout_id for s in rows)}; look at their advantages and log-probs, "
-                "or lower `learning_rate`: the policy may have diverged"
-            )
-
     def _check_samples(self, samples: Sequence[LearnSample]) -> None:
         context_tokens = self.policy.context_tokens
         for sample in samples:
-            problem = _problem(sample, context_tokens) or self._prefix_problem(sample)
+            problem = sample_problem(sample, context_tokens) or self._missing(sample)
             if problem:
                 raise LearnerError(f"rollout {sample.rollout_id}: {problem}")
 
-    def _prefix_problem(self, sample: LearnSample) -> str | None:
+    def _missing(self, sample: LearnSample) -> str | None:
+        """Return what the configuration needs of the sample and it lacks."""
+        if self.critic is not None and sample.reward is None:
+            return "expected a reward for the critic, got none; leave out what was not scored"
         needs_logprobs = self.config.prefix_credit == "corrected" and sample.prefix_advantage != 0
         if needs_logprobs and sample.prefix_logprobs is None:
             return (
@@ -224,7 +298,8 @@ class Learner:
             )
         return None
 
-    def _check_membership(self, samples: Sequence[LearnSample]) -> None:
+    def _is_prepared(self, samples: Sequence[LearnSample]) -> bool:
+        """Return whether the samples were prepared; all or none must be, and each come once."""
         if len({s.rollout_id for s in samples}) < len(samples):
             raise LearnerError(
                 f"expected every rollout once, got {len(samples)} samples with repeated ids; "
@@ -237,157 +312,4 @@ class Learner:
                 f"which {len(unprepared)} are not, such as {unprepared[0]}; call `prepare` with "
                 "every sample of the iteration"
             )
-
-
-def batch_loss(
-    rows: Sequence[LearnSample],
-    scores: TokenScores,
-    old_BT: Tensor,
-    reference_BT: Tensor | None,
-    denominators: Denominators,
-    config: LearnerConfig,
-) -> tuple[Tensor, Tensor, TokenStats]:
-    """Compute a micro-batch's share of the loss: objective, correction, KL, reduction.
-
-    Args:
-        rows: the B samples of the micro-batch.
-        scores: of the policy; the gradient flows through them.
-        old_BT: [B, T] float32 log-probs of the old policy, detached.
-        reference_BT: [B, T] float32 log-probs of the reference policy; None: no KL term.
-        denominators: of the whole step.
-        config: of the learner.
-
-    Returns:
-        [] policy term, [] KL term (weighted by `kl_coef`), and the records of every token.
-
-    Raises:
-        LearnerError: the loss of a sample is not finite.
-    """
-    policy_BT = scores.logprobs_BT
-    prefix_mask_BT = _prefix_mask(rows, scores.loss_mask_BT)
-    mask_BT = scores.loss_mask_BT & ~prefix_mask_BT
-    sampler_BT = _padded([_stored_logprobs(s) for s in rows], old_BT)
-    has_sampler_B = torch.tensor([s.sampler_logprobs is not None for s in rows])
-    has_sampler_BT = mask_BT & has_sampler_B.to(mask_BT.device)[:, None]
-    correction = sampler_correction(
-        config.correction, old_BT, sampler_BT, has_sampler_BT, config.correction_cap
-    )
-    clip_low, clip_high = config.clip_range
-    loss_BT, tokens = clipped_surrogate(
-        policy_BT,
-        old_BT,
-        old_BT.new_tensor([s.advantage for s in rows]),
-        mask_BT,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=config.dual_clip,
-    )
-    weight_B1 = old_BT.new_tensor([[s.weight] for s in rows])
-    policy_term_BT = weight_B1 * correction.weights_BT * loss_BT
-    kl_term_BT, kl_BT = torch.zeros_like(loss_BT), None
-    if reference_BT is not None:
-        estimate_BT = kl_estimate(policy_BT, reference_BT, mask_BT, config.kl_estimator)
-        kl_term_BT = config.kl_coef * weight_B1 * estimate_BT
-        kl_BT = kl_estimate(policy_BT.detach(), reference_BT, mask_BT, "k3")
-    prefix_advantages_B = old_BT.new_tensor([s.prefix_advantage for s in rows])
-    prefix_BT, prefix_weights_BT = prefix_credit(
-        policy_BT, old_BT, sampler_BT, prefix_advantages_B, prefix_mask_BT, config.prefix_credit
-    )
-    prefix_BT = weight_B1 * prefix_BT
-    _check_finite(rows, policy_term_BT + kl_term_BT + prefix_BT)
-    reduction = ALGORITHMS[config.algorithm].reduction
-    stats = TokenStats(
-        rollout_ids=tuple(s.rollout_id for s in rows),
-        loss_mask_BT=mask_BT,
-        has_sampler_BT=has_sampler_BT,
-        logprobs_BT=policy_BT.detach(),
-        entropy_BT=scores.entropy_BT,
-        mismatch_BT=(old_BT - sampler_BT).abs(),
-        weights_BT=correction.weights_BT,
-        is_truncated_BT=correction.is_truncated_BT,
-        ratio_BT=tokens["ratio"],
-        is_clipped_low_BT=tokens["is_clipped_low"],
-        is_clipped_high_BT=tokens["is_clipped_high"],
-        kl_BT=kl_BT,
-        prefix_mask_BT=prefix_mask_BT,
-        prefix_weights_BT=prefix_weights_BT,
-    )
-    policy_loss = reduce_loss(policy_term_BT, mask_BT, denominators, reduction)
-    # A mean over the prefix under any objective: every state group weighs what a group weighs.
-    policy_loss += reduce_loss(prefix_BT, prefix_mask_BT, denominators, "sequence_mean")
-    return policy_loss, reduce_loss(kl_term_BT, mask_BT, denominators, reduction), stats
-
-
-def _branch(sample: LearnSample) -> Branch:
-    """Return what of the sample is scored: its given tokens too where they get credit."""
-    given = sample.prefix_ids
-    if sample.prefix_advantage != 0:
-        return Branch(sample.prompt_ids, given + sample.completion_ids, sample.temperature)
-    return Branch(sample.prompt_ids + given, sample.completion_ids, sample.temperature)
-
-
-def _num_scored_prefix_tokens(sample: LearnSample) -> int:
-    return len(sample.prefix_ids) if sample.prefix_advantage != 0 else 0
-
-
-def _prefix_mask(rows: Sequence[LearnSample], mask_BT: Tensor) -> Tensor:
-    """Return [B, T] bool, True = a given token of a row whose prefix gets credit."""
-    num_given_B = torch.tensor([_num_scored_prefix_tokens(s) for s in rows], device=mask_BT.device)
-    return torch.arange(mask_BT.shape[1], device=mask_BT.device) < num_given_B[:, None]
-
-
-def _stored_logprobs(sample: LearnSample) -> tuple[float, ...]:
-    """Return the sampler log-probs of the scored tokens; zeros stand where there are none."""
-    num_given = _num_scored_prefix_tokens(sample)
-    given = sample.prefix_logprobs or (0.0,) * num_given
-    return given[:num_given] + (sample.sampler_logprobs or ())
-
-
-def _padded(rows: Sequence[Sequence[float] | Tensor], like_BT: Tensor) -> Tensor:
-    """Stack rows of different lengths, zeros behind them, in the shape of `like_BT`."""
-    padded_BT = torch.zeros_like(like_BT)
-    for row, values in enumerate(rows):
-        padded_BT[row, : len(values)] = torch.as_tensor(values)
-    return padded_BT
-
-
-def _problem(sample: LearnSample, context_tokens: int) -> str | None:
-    """Return what is wrong with a sample: what was expected, what came."""
-    num_tokens = len(sample.prompt_ids) + len(sample.prefix_ids) + len(sample.completion_ids)
-    logprobs = sample.sampler_logprobs
-    if not sample.prompt_ids:
-        return "expected at least one prompt token to predict from, got none"
-    if num_tokens > context_tokens:
-        return f"expected at most {context_tokens} tokens with its prompt, got {num_tokens}"
-    if logprobs is not None and len(logprobs) != len(sample.completion_ids):
-        return (
-            f"expected one sampler log-prob per completion token, got {len(logprobs)} for "
-            f"{len(sample.completion_ids)}; give None where the sampler has none"
-        )
-    if logprobs is not None and not all(map(math.isfinite, logprobs)):
-        return "expected finite sampler log-probs; give None for the whole sample instead"
-    if not sample.temperature > 0:
-        return (
-            f"expected a temperature above 0, got {sample.temperature}; a greedy completion has no "
-            "log-probs to learn from"
-        )
-    if sample.prefix_logprobs is not None and len(sample.prefix_logprobs) != len(sample.prefix_ids):
-        return (
-            f"expected one sampler log-prob per given token, got {len(sample.prefix_logprobs)} for "
-            f"{len(sample.prefix_ids)}; give None where the sampler had none"
-        )
-    if sample.prefix_advantage < 0 or not math.isfinite(sample.prefix_advantage):
-        return f"expected a finite prefix advantage of 0 or more, got {sample.prefix_advantage}"
-    if not (math.isfinite(sample.advantage) and math.isfinite(sample.weight)):
-        return f"expected finite numbers, got advantage {sample.advantage}, weight {sample.weight}"
-    return None
-
-
-def _check_finite(rows: Sequence[LearnSample], loss_BT: Tensor) -> None:
-    for sample, is_finite in zip(rows, loss_BT.isfinite().all(dim=1).tolist(), strict=True):
-        if not is_finite:
-            raise LearnerError(
-                f"rollout {sample.rollout_id}: expected a finite loss, got NaN or infinity; the "
-                "policy's log-probs are broken (diverged, or damaged weights): go back to an "
-                "earlier policy and lower `learning_rate`"
-            )
+        return not unprepared

@@ -22,6 +22,9 @@ class LearnSample:
     completion id; None where the sampler gave none. `temperature` > 0 divides the trainer's logits.
     `weight` multiplies the sample's loss and leaves the denominators alone.
 
+    Under an algorithm with a critic `reward`, what the completion earned, takes the place of
+    `advantage`; `is_truncated` tells that it was cut off, so what would have followed counts too.
+
     Of a continuation `prefix_ids` are the given tokens between the prompt and what was sampled:
     masked in the policy term. With `prefix_advantage` > 0 they enter the prefix term (see
     `algorithms.prefix_credit`), with `prefix_logprobs` those under the sampler that first wrote
@@ -39,6 +42,8 @@ class LearnSample:
     prefix_ids: tuple[int, ...] = ()
     prefix_logprobs: tuple[float, ...] | None = None
     prefix_advantage: float = 0.0
+    reward: float | None = None
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class LearnerConfig:
     `kl_coef` 0 turns the KL term (and the reference's forward pass) off. `correction_cap` is C.
     `max_completion_tokens` is the constant length of dr_grpo. `micro_batch_tokens` bounds the nodes
     of one forward pass: memory, not results (on a CPU one group a pass is quickest, some 1024).
+
+    The last seven are read under an algorithm with a critic only: `gamma` and `lam` of GAE, weight
+    and clip of the value loss, the critic's own learning rate, how many iterations it learns alone
+    before the policy does, and the seed of its adapter.
     """
 
     algorithm: str = "grpo"
@@ -67,6 +76,13 @@ class LearnerConfig:
     micro_batch_tokens: int = 1024
     packing: bool = True
     skip_zero_advantage: bool = True
+    gamma: float = 1.0
+    lam: float = 1.0
+    vf_coef: float = 0.5
+    value_clip: float | None = 0.2
+    critic_learning_rate: float = 2e-4
+    critic_warmup: int = 2
+    critic_seed: int = 0
 
     def __post_init__(self) -> None:
         for name, table in (
@@ -85,9 +101,20 @@ class LearnerConfig:
             ("dual_clip", self.dual_clip is None or self.dual_clip > 1, "above 1, or None"),
             ("max_completion_tokens", self.max_completion_tokens > 0, "positive"),
             ("kl_coef", self.kl_coef >= 0, "0 or more"),
+            ("gamma", 0 < self.gamma <= 1, "above 0 and at most 1"),
+            ("lam", 0 <= self.lam <= 1, "between 0 and 1"),
+            ("vf_coef", self.vf_coef > 0, "positive"),
+            ("value_clip", self.value_clip is None or self.value_clip > 0, "positive, or None"),
+            ("critic_learning_rate", self.critic_learning_rate > 0, "positive"),
+            ("critic_warmup", self.critic_warmup >= 0, "0 or more"),
         ):
             if not is_right:
                 raise ValueError(f"expected `{name}` to be {bounds}, got {getattr(self, name)}")
+
+    @property
+    def correction_in_force(self) -> str:
+        """The correction of the algorithm's objective: none where it has no ratio."""
+        return self.correction if ALGORITHMS[self.algorithm].has_ratio else "none"
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -103,7 +130,9 @@ class LearnerConfig:
 class StepResult:
     """What a step did.
 
-    `loss` = `policy_loss` + `kl_loss` (weighted). `grad_norm` is taken before clipping.
+    `loss` = `policy_loss` + `kl_loss` (weighted); with a critic, + `vf_coef` times the metric
+    `value_loss`. `grad_norm` is the policy's, before clipping: 0 while the critic learns alone, in
+    steps that are not `is_skipped` all the same.
     `num_sequences` and `num_loss_tokens` are the denominators: samples that were skipped count,
     samples that left the loss do not. `samples` are in the order given. `elapsed_s` is the only
     part that depends on the clock. `metrics` are over the tokens that were run.

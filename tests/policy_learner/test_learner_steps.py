@@ -232,6 +232,7 @@ def test_the_optimizer_state_of_another_adapter_is_refused_and_changes_nothing()
         ({"temperature": float("nan")}, "temperature above 0, got nan"),
         ({"advantage": float("nan")}, "got advantage nan"),
         ({"weight": float("inf")}, "weight inf"),
+        ({"reward": float("nan")}, "finite reward, got nan"),
     ],
 )
 def test_a_malformed_sample_is_refused_by_name(change, message):
@@ -294,12 +295,18 @@ def test_a_gradient_that_is_not_finite_names_its_rollouts_and_changes_nothing():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "reinforce"}, "dapo, dr_grpo, grpo, got 'reinforce'"),
+        ({"algorithm": "reinforce"}, "dapo, dr_grpo, grpo, gspo, ppo, raft, sft, got 'reinforce'"),
         ({"kl_estimator": "k4"}, "k1, k2, k3, got 'k4'"),
         ({"correction": "half"}, "got 'half'"),
         ({"correction_cap": 1.0}, "`correction_cap` to be above 1, got 1.0"),
         ({"dual_clip": 0.5}, "`dual_clip` to be above 1, or None, got 0.5"),
         ({"kl_coef": -0.1}, "`kl_coef` to be 0 or more, got -0.1"),
+        ({"gamma": 0.0}, "`gamma` to be above 0 and at most 1, got 0.0"),
+        ({"lam": 1.1}, "`lam` to be between 0 and 1, got 1.1"),
+        ({"vf_coef": 0.0}, "`vf_coef` to be positive, got 0.0"),
+        ({"value_clip": 0.0}, "`value_clip` to be positive, or None, got 0.0"),
+        ({"critic_learning_rate": 0.0}, "`critic_learning_rate` to be positive, got 0.0"),
+        ({"critic_warmup": -1}, "`critic_warmup` to be 0 or more, got -1"),
         ({"max_completion_tokens": 0}, "`max_completion_tokens` to be positive, got 0"),
     ],
 )
@@ -311,4 +318,5 @@ def test_settings_outside_their_bounds_are_refused(change, message):
 def test_the_clip_range_is_the_algorithms_own_unless_given():
     assert replace(CONFIG, algorithm="dapo").clip_range == (0.2, 0.28)
     assert replace(CONFIG, algorithm="dapo", clip_high=0.5).clip_range == (0.2, 0.5)
+    assert replace(CONFIG, algorithm="gspo").clip_range == (3e-4, 4e-4)
     assert CONFIG.clip_range == (0.2, 0.2)
