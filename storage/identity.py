@@ -15,7 +15,7 @@ little-endian bytes].
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import RowError
@@ -139,8 +139,11 @@ def _joined(
 def _fewer(parts: Sequence[Any]) -> list[Any]:
     """Put texts that follow each other together."""
     joined: list[Any] = []
-    for is_text, same in groupby(parts, lambda part: isinstance(part, str)):
-        joined += ["".join(same)] if is_text else same
+    for part in parts:
+        if joined and isinstance(part, str) and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
     return joined
 
 

@@ -1,6 +1,8 @@
 """Rows of one table, read straight from its segments."""
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,15 +50,16 @@ def read_rows(
         (s for s in live if s.first_commit <= as_of and _may_hold(s, filters)),
         key=lambda s: s.first_commit,
     )
+    if not held:
+        return []
     if filters.event_ids is None:
-        parts = (segments.read_positioned(files, segment) for segment in held)
+        found = [_filtered(segments.read_positioned(files, s), filters, as_of) for s in held]
     else:
         check(held)
         ids = filters.event_ids
-        parts = (segments.read_events(files, segment, ids) for segment in held)
-    found = [_filtered(part, filters, as_of) for part in parts]
-    if not found:
-        return []
+        with ThreadPoolExecutor(min(len(held), os.cpu_count() or 1)) as threads:
+            parts = threads.map(lambda segment: segments.read_events(files, segment, ids), held)
+            found = [_filtered(part, filters, as_of) for part in parts]
     together = pa.concat_tables(found)
     if any(a.last_commit > b.first_commit for a, b in pairwise(held)):
         together = together.sort_by([(name, "ascending") for name in segments.POSITIONS])
@@ -65,12 +68,11 @@ def read_rows(
 
 
 def _filtered(rows: pa.Table, filters: Filters, as_of: int) -> pa.Table:
-    rows = rows.filter(pc.field("_commit") <= as_of)
-    if filters.run_id is not None:
-        rows = rows.filter(pc.field("run_id") == filters.run_id)
-    if filters.iteration is not None:
-        rows = rows.filter(pc.field("iteration") == filters.iteration)
-    return rows
+    is_wanted = pc.less_equal(rows.column("_commit"), as_of)
+    for name, value in (("run_id", filters.run_id), ("iteration", filters.iteration)):
+        if value is not None:
+            is_wanted = pc.and_(is_wanted, pc.equal(rows.column(name), value))
+    return rows.filter(is_wanted)
 
 
 def _may_hold(segment: LiveSegment, filters: Filters) -> bool:
