@@ -38,9 +38,10 @@ Texts = NDArray[np.object_]
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows of the replay buffer as columns [N], each entry once in all chunks together.
+    """Rows of the replay buffer as columns [N], checked by `make_candidates`.
 
-    Only a row that is not eligible may have a NaN: a state never judged has no value.
+    An entry is in one row of all chunks together. Only a row that is not eligible may have a NaN: a
+    state never judged has no value.
     """
 
     unit: Texts
@@ -72,28 +73,6 @@ class Candidates:
     """Successes of the prompt with this signature, 1 or more."""
     is_eligible: Flags
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            came = getattr(self, field.name).shape
-            if came != self.entry_id.shape or len(came) != 1:
-                raise ValueError(
-                    f"expected columns of one length; `{field.name}` came with shape {came}, "
-                    f"`entry_id` with {self.entry_id.shape}"
-                )
-        unknown = set(self.unit.tolist()) - set(UNITS)
-        if unknown:
-            raise ValueError(f"expected units of {UNITS}; came {sorted(map(str, unknown))}")
-        for name in ("value", "prompt_value", "p_hat"):
-            wrong = self.is_eligible & ~np.isfinite(getattr(self, name))
-            if wrong.any():
-                raise ValueError(
-                    f"expected a finite `{name}` of what is eligible; came "
-                    f"{getattr(self, name)[wrong][0]} for {self.entry_id[wrong][0]!r}; "
-                    "mark it as not eligible"
-                )
-        if (self.age < 0).any() or (self.signature_count < 1).any():
-            raise ValueError("expected age >= 0 and signature_count >= 1 in every row")
-
     def __len__(self) -> int:
         return len(self.entry_id)
 
@@ -123,7 +102,32 @@ def make_candidates(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> Cand
         else:
             texts = ["" if text is None else text for text in columns[name]]
             converted[name] = np.array(texts, dtype=object)
-    return Candidates(entry_hash=hash_ids(converted["entry_id"]), **converted)
+    candidates = Candidates(entry_hash=hash_ids(converted["entry_id"]), **converted)
+    _check(candidates)
+    return candidates
+
+
+def _check(candidates: Candidates) -> None:
+    for field in fields(candidates):
+        came = getattr(candidates, field.name).shape
+        if came != candidates.entry_id.shape or len(came) != 1:
+            raise ValueError(
+                f"expected columns of one length; `{field.name}` came with shape {came}, "
+                f"`entry_id` with {candidates.entry_id.shape}"
+            )
+    unknown = set(candidates.unit.tolist()) - set(UNITS)
+    if unknown:
+        raise ValueError(f"expected units of {UNITS}; came {sorted(map(str, unknown))}")
+    for name in ("value", "prompt_value", "p_hat"):
+        wrong = candidates.is_eligible & ~np.isfinite(getattr(candidates, name))
+        if wrong.any():
+            raise ValueError(
+                f"expected a finite `{name}` of what is eligible; came "
+                f"{getattr(candidates, name)[wrong][0]} for {candidates.entry_id[wrong][0]!r}; "
+                "mark it as not eligible"
+            )
+    if (candidates.age < 0).any() or (candidates.signature_count < 1).any():
+        raise ValueError("expected age >= 0 and signature_count >= 1 in every row")
 
 
 _DTYPES: Mapping[str, type] = {
@@ -189,11 +193,11 @@ def default_horizon(planned_iterations: int) -> float:
 
 def base(candidates: Candidates, rule: PriorityRule) -> Floats:
     """Return what each priority rests on, [N], about -1..1: larger = more worth going back to."""
-    return np.select(
-        [candidates.unit == "state", candidates.unit == "trajectory"],
-        [STATE_BASES[rule.state_base](candidates), candidates.value - candidates.p_hat],
-        np.where(candidates.is_ever_solved, 1 - candidates.p_hat, 0.0),
-    )
+    of_state = STATE_BASES[rule.state_base](candidates)
+    of_trajectory = candidates.value - candidates.p_hat
+    of_prompt = np.where(candidates.is_ever_solved, 1 - candidates.p_hat, 0.0)
+    of_other = np.where(candidates.unit == "trajectory", of_trajectory, of_prompt)
+    return np.where(candidates.unit == "state", of_state, of_other)
 
 
 def log_freshness(candidates: Candidates, rule: PriorityRule) -> Floats:

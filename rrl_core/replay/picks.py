@@ -19,9 +19,9 @@ Our choices:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,13 @@ from rrl_core.replay.factors import (
     Floats,
     PriorityRule,
     base,
+    concatenate,
     log_freshness,
     log_priority,
     rarity,
 )
 from rrl_core.replay.ranking import Best
-from rrl_core.replay.tally import Tally
+from rrl_core.replay.tally import Tally, mixture
 from rrl_core.seeds import derive_seed
 
 PickKind = Literal["prioritised", "uniform"]
@@ -141,12 +142,14 @@ def pick_entries(
     buffer = _Buffer(open_chunks, wanted, rule, seed_root, iteration)
     picks: list[Pick] = []
     for unit, num_slots in wanted.items():
+        found = []
         for slot in range(num_slots):
             kind = _draw_kind(rule.uniform_share, seed_root, iteration, unit, slot)
-            found = buffer.take_best(unit, kind)
-            if found is None:
+            best = buffer.take_best(unit, kind)
+            if best is None:
                 break
-            picks.append(_describe(found, kind, rule, buffer.tallies[unit], len(picks)))
+            found.append(best)
+        picks += _describe(found, rule, buffer.tallies[unit], len(picks))
     drawn = {unit: tally for unit, tally in buffer.tallies.items() if tally.num}
     return Picks(
         picks=tuple(picks),
@@ -183,10 +186,11 @@ def _draw_kind(
 
 @dataclass(frozen=True)
 class _Found:
-    """One row of the buffer, and the key it was ranked by."""
+    """A row of the buffer, and how it was drawn."""
 
     row: Candidates
     key: float
+    kind: PickKind
 
 
 class _Taken:
@@ -198,27 +202,23 @@ class _Taken:
         self._prompts: Counter[str] = Counter()
         self._signatures: Counter[str] = Counter()
 
-    def add(self, rows: Candidates) -> None:
-        self._entry_ids.update(rows.entry_id)
-        self._prompts.update(rows.prompt_id)
-        self._signatures.update(_capped_signatures(rows))
+    def add(self, row: Candidates) -> None:
+        self._entry_ids.update(row.entry_id)
+        self._prompts.update(row.prompt_id)
+        self._signatures.update(row.signature[row.unit == "trajectory"])
 
-    def allowed(self, rows: Candidates) -> NDArray[np.bool_]:
-        """Return which rows may still be picked, [N]."""
-        columns = zip(rows.entry_id, rows.prompt_id, _capped_signatures(rows), strict=True)
-        is_allowed = [
-            entry_id not in self._entry_ids
-            and self._prompts[prompt_id] < self._rule.max_per_prompt
-            and (not signature or self._signatures[signature] < self._rule.max_per_signature)
-            for entry_id, prompt_id, signature in columns
-        ]
-        return np.array(is_allowed, dtype=np.bool_)
-
-
-def _capped_signatures(rows: Candidates) -> list[str]:
-    """Return the signatures of trajectories whose solution is known, "" elsewhere."""
-    signatures: list[str] = np.where(rows.unit == "trajectory", rows.signature, "").tolist()
-    return signatures
+    def allowed(self, rows: Candidates) -> Iterator[int]:
+        """Yield the indices of the rows, of one unit, that may still be picked."""
+        is_capped = len(rows) > 0 and rows.unit[0] == "trajectory"
+        columns = zip(rows.entry_id, rows.prompt_id, rows.signature, strict=True)
+        for index, (entry_id, prompt_id, signature) in enumerate(columns):
+            is_free = self._signatures[signature] < self._rule.max_per_signature
+            if (
+                entry_id not in self._entry_ids
+                and self._prompts[prompt_id] < self._rule.max_per_prompt
+                and (is_free or not is_capped or not signature)  # "" is unknown, so not the same
+            ):
+                yield index
 
 
 class _Buffer:
@@ -250,10 +250,10 @@ class _Buffer:
 
     def take_best(self, unit: str, kind: PickKind) -> _Found | None:
         """Return the best that the caps allow, and count it for them; None if there is none."""
-        found = self._best_allowed(self._rankings[unit, kind])
+        found = self._best_allowed(unit, kind)
         if found is None and self._rankings[unit, kind].has_dropped:
             self._read_again(unit)
-            found = self._best_allowed(self._rankings[unit, kind])
+            found = self._best_allowed(unit, kind)
         if found is not None:
             self._taken.add(found.row)
         return found
@@ -262,7 +262,7 @@ class _Buffer:
         self._empty_rankings(unit)
         for chunk in self._open_chunks():
             rows = _eligible(chunk, unit)
-            rows = rows.take(self._taken.allowed(rows))
+            rows = rows.take(np.fromiter(self._taken.allowed(rows), dtype=np.intp))
             self._rank(unit, rows, log_priority(rows, self._rule.priority))
 
     def _empty_rankings(self, unit: str) -> None:
@@ -275,38 +275,48 @@ class _Buffer:
             keys = noise + log_weights if kind == "prioritised" else noise
             self._rankings[unit, kind].add(rows, keys)
 
-    def _best_allowed(self, ranking: Best) -> _Found | None:
+    def _best_allowed(self, unit: str, kind: PickKind) -> _Found | None:
+        ranking = self._rankings[unit, kind]
         if ranking.rows is None:
             return None
-        places = np.flatnonzero(self._taken.allowed(ranking.rows))[:1]
-        if not len(places):
-            return None
-        return _Found(ranking.rows.take(places), float(ranking.keys[places[0]]))
+        for index in self._taken.allowed(ranking.rows):
+            return _Found(ranking.rows.take(np.array([index])), float(ranking.keys[index]), kind)
+        return None
 
 
 def _eligible(chunk: Candidates, unit: str) -> Candidates:
     return chunk.take(chunk.is_eligible & (chunk.unit == unit))
 
 
-def _describe(found: _Found, kind: PickKind, rule: PickRule, tally: Tally, position: int) -> Pick:
-    row = found.row
-    log_weight = float(log_priority(row, rule.priority)[0])
-    return Pick(
-        position=position,
-        unit=row.unit[0],
-        entry_id=row.entry_id[0],
-        prompt_id=row.prompt_id[0],
-        value=float(row.value[0]),
-        prompt_value=float(row.prompt_value[0]),
-        age=int(row.age[0]),
-        base=float(base(row, rule.priority)[0]),
-        freshness=float(np.exp(log_freshness(row, rule.priority)[0])),
-        rarity=float(rarity(row)[0]),
-        priority=float(np.exp(np.clip(log_weight, -MAX_LOG, MAX_LOG))),
-        probability=tally.probability(log_weight, rule.uniform_share),
-        gumbel_key=found.key,
-        pick_kind=kind,
-    )
+def _describe(found: Sequence[_Found], rule: PickRule, tally: Tally, num_before: int) -> list[Pick]:
+    """Return the picks of one unit, in the order they were found."""
+    if not found:
+        return []
+    rows = concatenate(each.row for each in found)
+    log_weights = log_priority(rows, rule.priority)
+    columns = {
+        "unit": rows.unit,
+        "entry_id": rows.entry_id,
+        "prompt_id": rows.prompt_id,
+        "value": rows.value,
+        "prompt_value": rows.prompt_value,
+        "age": rows.age,
+        "base": base(rows, rule.priority),
+        "freshness": np.exp(log_freshness(rows, rule.priority)),
+        "rarity": rarity(rows),
+        "priority": np.exp(np.clip(log_weights, -MAX_LOG, MAX_LOG)),
+        "probability": mixture(log_weights - tally.log_sum(), rule.uniform_share, tally.num),
+    }
+    facts: dict[str, list[Any]] = {name: column.tolist() for name, column in columns.items()}
+    return [
+        Pick(
+            position=num_before + index,
+            gumbel_key=each.key,
+            pick_kind=each.kind,
+            **{name: column[index] for name, column in facts.items()},
+        )
+        for index, each in enumerate(found)
+    ]
 
 
 def _mean_entropy(

@@ -37,7 +37,8 @@ def test_first_picks_follow_the_law():
     gains = [1.0, 0.8, 0.5, 0.2, -0.5]
     weights = [math.exp(2 * gain) for gain in gains]
     law = [0.9 * w / sum(weights) + 0.1 / 5 for w in weights]
-    firsts = [pick(states(*gains), {"state": 1}, seed=seed).picks[0] for seed in range(NUM_SEEDS)]
+    rows = states(*gains)
+    firsts = [pick(rows, {"state": 1}, seed=seed).picks[0] for seed in range(NUM_SEEDS)]
     observed = Counter(first.entry_id for first in firsts)
     assert chi2(observed, {f"e{i}": NUM_SEEDS * p for i, p in enumerate(law)}) < CHI2_4_DOF
     assert all(p.probability == pytest.approx(law[int(p.entry_id[1])], abs=EXACT) for p in firsts)

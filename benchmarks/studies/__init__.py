@@ -1,0 +1,1 @@
+"""Small studies of one claim each, in seconds on one CPU thread."""
