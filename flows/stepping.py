@@ -1,6 +1,5 @@
-"""Optimizer steps from planned samples, and one that was taken before taken once more."""
+"""Optimizer steps that were taken before, taken again from events and artifacts alone."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import storage
@@ -8,7 +7,7 @@ from flows.config import RunConfig
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.wiring import learner_config, model_spec
-from rrl_core.policy.learner import Learner, LearnSample, StepResult
+from rrl_core.policy.learner import Learner, take_steps
 from rrl_core.policy.model import load_policy_model
 from rrl_core.seeds import derive_seed
 from storage import Store
@@ -46,17 +45,6 @@ class Retaken:
         return self.digest == self.recorded_digest and all(step.is_same for step in self.steps)
 
 
-def take_steps(
-    learner: Learner, planned: Sequence[tuple[str, list[LearnSample]]]
-) -> Iterator[tuple[str, StepResult]]:
-    """Take the planned steps one after the other; yield (batch id, result) of each."""
-    unique = {s.rollout_id: s for _, batch in planned for s in batch}
-    # Later steps of an iteration are off-policy: they need the log-probs from before the first.
-    learner.prepare(list(unique.values()) if len(planned) > 1 else [])
-    for batch_id, samples in planned:
-        yield batch_id, learner.step(samples)
-
-
 def retake(
     store: Store, run_id: str, config: RunConfig, iteration: int, progress: Progress
 ) -> Retaken:
@@ -88,7 +76,8 @@ def retake(
     planned = planned_steps(store, run_id, iteration)
     steps = []
     with progress.phase(f"steps of iteration {iteration}", len(planned)) as advance:
-        for row, (_, result) in zip(updates, take_steps(learner, planned), strict=True):
+        results = take_steps(learner, [samples for _, samples in planned])
+        for row, result in zip(updates, results, strict=True):
             steps.append(
                 StepComparison(row["step"], result.num_sequences, row["loss"], result.loss)
             )

@@ -22,9 +22,9 @@ from flows.generation import (
 )
 from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
 from flows.retrying import compare_with_old
-from flows.stepping import take_steps
 from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
+from rrl_core.policy.learner import take_steps
 from rrl_core.tasks.scorers import score_all
 
 MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more than merging them
@@ -141,7 +141,8 @@ def learn(run_id: str, iteration: int) -> int:
     updates: list[Row] = []
     learned: list[Row] = []
     with session.progress.phase(f"learning of iteration {iteration}", len(steps)) as advance:
-        for step, (batch_id, result) in enumerate(take_steps(session.learner, steps)):
+        results = take_steps(session.learner, [samples for _, samples in steps])
+        for step, ((batch_id, _), result) in enumerate(zip(steps, results, strict=True)):
             updates.append(
                 update_row(iteration, step, batch_id, session.config.learner.algorithm, result)
             )

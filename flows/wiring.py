@@ -154,6 +154,7 @@ def learner_config(config: RunConfig) -> LearnerConfig:
         **fields,
         max_completion_tokens=config.sampler.max_tokens,
         prefix_credit=config.replay.credit,
+        critic_seed=derive_seed(config.run.seed, "critic"),
     )
 
 

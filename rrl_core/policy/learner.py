@@ -57,6 +57,7 @@ __all__ = [
     "SampleStats",
     "StepResult",
     "plan_steps",
+    "take_steps",
 ]
 
 
@@ -313,3 +314,14 @@ class Learner:
                 "every sample of the iteration"
             )
         return not unprepared
+
+
+def take_steps(learner: Learner, steps: Sequence[Sequence[LearnSample]]) -> Iterator[StepResult]:
+    """Take an iteration's optimizer steps one after the other; yield what each did.
+
+    Later steps are off-policy: they need the log-probs from before the first.
+    """
+    unique = {sample.rollout_id: sample for batch in steps for sample in batch}
+    learner.prepare(list(unique.values()) if len(steps) > 1 else [])
+    for batch in steps:
+        yield learner.step(batch)

@@ -75,4 +75,5 @@ def mixture(log_shares: Floats, uniform_share: float, num: int) -> Floats:
         uniform_share: u.
         num: n, weights in the sum.
     """
-    return (1 - uniform_share) * np.exp(np.minimum(0.0, log_shares)) + uniform_share / num
+    prioritised: Floats = (1 - uniform_share) * np.exp(np.minimum(0.0, log_shares))
+    return prioritised + uniform_share / num

@@ -18,7 +18,8 @@ from tests.flows.conftest import RUN_ID, replay_config, run_here
 def with_trajectories(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
     """A run of rare, lucky successes, old enough for trajectories to be replayed."""
     config = replay_config(
-        "sampler.engine=fake", "run.iterations=12", "value.every=off", 'replay.units=["trajectory"]',
+        "sampler.engine=fake", "run.iterations=12", "value.every=off",
+        'replay.units=["trajectory"]',
         "task.reward=tests.flows.rewards:early_seven", "evaluation.every=off",
     )  # fmt: skip
     return run_here(tmp_path_factory.mktemp("trajectories") / "store", config)
