@@ -223,7 +223,7 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
         union all by name
         select
             latest.target_id as state_id,
-            arg_max(
+            arg_max_null(
                 score.value, (score.attempt, -score._commit, -score._row)
             ) as earlier_value
         from latest
