@@ -44,9 +44,9 @@ def posterior_value(
     ok, tries, own = (np.asarray(n, dtype=np.float64) for n in (num_ok, num_tries, value))
     if not np.all((ok >= 0) & (ok <= tries)):
         raise ValueError(
-            f"expected successes between 0 and the number of tries, got {num_ok} of {num_tries}"
+            f"expected successes between 0 and the number of tries, got {ok} of {tries}"
         )
     if not np.all((own >= 0) & (own <= 1)):
-        raise ValueError(f"expected a value in [0, 1], got {value}")
+        raise ValueError(f"expected a value in [0, 1], got {own}")
     posterior: Any = (ok + _PRIOR_TRIES * own) / (tries + _PRIOR_TRIES)
     return np.asarray(posterior)

@@ -80,12 +80,15 @@ class Oracle:
         ok = [reward["value"] >= 0.999 for _, reward in tried]
         num, num_ok = len(ok[-16:]), sum(ok[-16:])
         p_hat = (num_ok + 0.5) / (num + 2)
-        openings = [
-            self.judgement(s["event_id"], "value", self.version)
+        alone = [
+            s
             for s in self.rows["states"]
             if s["source_run_id"] == self.run_id
             if s["prompt_id"] == prompt_id and s["prefix_tokens"] == 0
         ]
+        sampled = {r["event_id"]: r["iteration"] for r in self.rollouts}
+        openings = [self.judgement(s["event_id"], "value", self.version) for s in alone]
+        recent = [reward["value"] for _, reward in tried][-16:]
         opening = next((o for o in openings if o is not None), None)
         v = p_hat if opening is None else opening["value"]
         difficulty = [p["difficulty"] for p in self.own["prompts"] if p["prompt_id"] == prompt_id]
@@ -96,6 +99,9 @@ class Oracle:
             "prompt_tries": num,
             "prompt_ok": num_ok,
             "p_hat": p_hat,
+            "prompt_mean_reward": sum(recent) / len(recent) if recent else None,
+            "prompt_state_id": alone[0]["event_id"] if alone else None,
+            "prompt_state_iteration": sampled[alone[0]["rollout_id"]] if alone else None,
             "is_ever_solved": any(ok),
             "raw_prompt_value": v,
             "prompt_value": p_hat if opening is None else (num_ok + 2 * v) / (num + 2),
@@ -147,6 +153,7 @@ class Oracle:
             ok = [reward["value"] >= 0.999 for _, reward in outcomes]
             num, num_ok = len(ok[-16:]), sum(ok[-16:])
             row = self._of_rollout(rollout[0]) | self._use("state", entry_id)
+            row["entry_key"] = f"{cut['prompt_id']}:{cut['prefix_sha256']}"
             score = self.judgements.get((entry_id, "value", self.version or ""))
             v = row["p_hat"] if self.version is None else score and score["value"]
             older = self.judgement(entry_id, "value", self.earlier)
@@ -184,6 +191,7 @@ class Oracle:
                 continue
             row = self._of_rollout(rollout) | self._use("trajectory", rollout["event_id"])
             row |= self._plain(reward["value"], reward)
+            row["entry_key"] = f"{rollout['prompt_id']}:{rollout['seed']}"
             last_ok = self._last_ok(rollout["prompt_id"])
             has_tokens = rollout["event_id"] in stored
             row["eligibility_reason"] = self._reason(row, last_ok, reward, [], has_tokens)
@@ -193,11 +201,12 @@ class Oracle:
     def _prompts(self) -> list[Row]:
         found = []
         for prompt_id in dict.fromkeys(r["prompt_id"] for r in self.rollouts):
-            if not self._tries(prompt_id):
+            if not (tried := self._tries(prompt_id)):
                 continue
             row = self._of_prompt(prompt_id) | self._use("prompt", prompt_id)
             row |= self._plain(row["p_hat"], None) | {
-                "rollout_id": None, "source_run_id": None, "sampled_iteration": None,
+                "rollout_id": tried[-1][0]["event_id"], "source_run_id": self.run_id,
+                "entry_key": prompt_id, "sampled_iteration": None,
                 "policy_version": None, "age": 0, "signature": None, "signature_count": 1,
             }  # fmt: skip
             row["eligibility_reason"] = self._reason(row, self._last_ok(prompt_id), None, [])

@@ -13,9 +13,10 @@ from tests.storage.replay_rows import Run, policy, state, value
 from tests.storage.rows import OPENED, pin, planned, score, tokens, update
 
 COLUMNS = (
-    "run_id", "unit", "entry_id", "entry_key", "prompt_id", "difficulty", "rollout_id", "source_run_id",
-    "prefix_tokens", "sampled_iteration", "policy_version", "age", "prompt_tries", "prompt_ok",
-    "p_hat", "prompt_mean_reward", "is_ever_solved", "state_tries", "state_ok", "raw_value", "raw_prompt_value", "value",
+    "run_id", "unit", "entry_id", "entry_key", "prompt_id", "difficulty", "rollout_id",
+    "source_run_id", "prefix_tokens", "sampled_iteration", "policy_version", "age", "prompt_tries", "prompt_ok",
+    "p_hat", "prompt_mean_reward", "is_ever_solved", "state_tries", "state_ok", "raw_value",
+    "raw_prompt_value", "value",
     "prompt_value", "score_id", "scorer", "scorer_version", "signature", "signature_count",
     "prompt_state_id", "prompt_state_iteration", "num_uses", "last_used_iteration",
     "eligibility_reason",
@@ -96,7 +97,8 @@ def test_every_column_of_a_state_a_trajectory_and_a_prompt(run: Run):
         "last_used_iteration": 2,
     }  # fmt: skip
     assert the_trajectory == of_prompt | {
-        "unit": "trajectory", "entry_id": right, "entry_key": f"p1:{seed}", "rollout_id": right, "source_run_id": "r1",
+        "unit": "trajectory", "entry_id": right, "entry_key": f"p1:{seed}",
+        "rollout_id": right, "source_run_id": "r1",
         "prefix_tokens": 0, "sampled_iteration": 1, "policy_version": 0, "age": 2,
         "state_tries": 0, "state_ok": 0, "raw_value": 1.0, "value": 1.0,
         "score_id": event_id_of("scores", score(right, 1.0)), "scorer": "exact",
@@ -554,13 +556,12 @@ def test_states_of_a_rollout_that_is_not_in_the_log_are_left_out(run: Run):
 def test_the_view_says_what_loops_over_the_rows_say(memory_path: Path):
     chance, store = Random(SEED), storage.open(memory_path / "store", create=True)
     runs = [Run(store, name, kind="train") for name in ("r1", "r2")]
-    judge = Run(store, "judge", kind="rescore")
     cuts: dict[str, list[str]] = {run.run_id: [] for run in runs}
     for iteration in range(1, 13):
         for run in runs:
             improvise(chance, run, cuts[run.run_id], iteration)
             values = {i: chance.choice([None, 0.25, 0.9, 0.9]) for i in cuts[run.run_id]}
-            judge.judge(f"{run.run_id}-v{iteration // 4}", values, iteration)
+            run.judge(f"{run.run_id}-v{iteration // 4}", values, iteration)
     reasons = set()
     for run in runs:
         for version in (None, f"{run.run_id}-v1", "none"):
