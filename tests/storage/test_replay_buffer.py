@@ -14,12 +14,11 @@ from tests.storage.rows import OPENED, pin, planned, score, tokens, update
 
 COLUMNS = (
     "run_id", "unit", "entry_id", "entry_key", "prompt_id", "difficulty", "rollout_id",
-    "source_run_id", "prefix_tokens", "sampled_iteration", "policy_version", "age", "prompt_tries", "prompt_ok",
-    "p_hat", "prompt_mean_reward", "is_ever_solved", "state_tries", "state_ok", "raw_value",
-    "raw_prompt_value", "value",
-    "prompt_value", "score_id", "scorer", "scorer_version", "signature", "signature_count",
-    "prompt_state_id", "prompt_state_iteration", "num_uses", "last_used_iteration",
-    "eligibility_reason",
+    "source_run_id", "prefix_tokens", "sampled_iteration", "policy_version", "age", "prompt_tries",
+    "prompt_ok", "p_hat", "prompt_mean_reward", "is_ever_solved", "state_tries", "state_ok",
+    "raw_value", "raw_prompt_value", "value", "prompt_value", "score_id", "scorer",
+    "scorer_version", "signature", "signature_count", "prompt_state_id", "prompt_state_iteration",
+    "num_uses", "last_used_iteration", "eligibility_reason",
 )  # fmt: skip
 ROUNDING = 1e-15
 SEED = 2  # with this one every reason comes up
