@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from common import base_parser, machine_facts, print_machine, print_table
@@ -107,9 +108,9 @@ def measure(model: str, num_responses: int, num_rounds: int) -> dict[str, dict[s
     results = {}
     for name, group_size in (("alone", 1), ("groups", GROUP_SIZE)):
         sequences = make_sequences(num_responses // group_size, group_size)
-        sides: dict[str, Callable[[], object]] = {
-            "bare": lambda sequences=sequences: run_bare(sequences),  # type: ignore[misc]
-            "ours": lambda sequences=sequences: state_features(policy, sequences, MAX_TOKENS),  # type: ignore[misc]
+        sides = {
+            "bare": partial(run_bare, sequences),
+            "ours": partial(state_features, policy, sequences, MAX_TOKENS),
         }
         seconds = median_seconds(sides, num_rounds)
         results[name] = {

@@ -196,5 +196,5 @@ def _half(text_of: Callable[[int], str], text: str, num_tokens: int, limit: int)
     """Cut at the end of the character that ends nearest to half."""
     half = num_tokens // 2
     near = range(max(1, half - _MAX_CHARACTER_TOKENS), min(limit, half + _MAX_CHARACTER_TOKENS) + 1)
-    whole = [t for t in near if text.startswith(text_of(t))]
+    whole = [t for t in near if text_of(t).strip() and text.startswith(text_of(t))]
     return [Cut(t, "half") for t in sorted(whole, key=lambda t: abs(t - half))[:1]]

@@ -169,7 +169,8 @@ def calibration(values_N: ArrayLike, labels_N: ArrayLike) -> tuple[Bucket, ...]:
     """Return ten equal bins of values, [0, 0.1) to [0.9, 1], with what was said and what came."""
     values, labels = _checked(values_N, labels_N)
     bin_N = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    return tuple(_bucket(values[bin_N == i], labels[bin_N == i]) for i in range(NUM_BINS))
+    bins = ((values[bin_N == i], labels[bin_N == i]) for i in range(NUM_BINS))
+    return tuple(Bucket(len(v), _mean(v), _mean(y)) for v, y in bins)
 
 
 def correlation(values_N: ArrayLike, other_N: ArrayLike) -> float | None:
@@ -194,16 +195,9 @@ def _by_age(
     bucket_N = np.searchsorted(AGE_BUCKETS, ages, side="right") - 1
     buckets = []
     for index, min_age in enumerate(AGE_BUCKETS):
-        rows = bucket_N == index
-        found = auroc(values[rows], labels[rows]), brier(values[rows], labels[rows])
-        buckets.append(
-            AgeBucket(*vars(_bucket(values[rows], labels[rows])).values(), min_age, *found)
-        )
+        v, y = values[bucket_N == index], labels[bucket_N == index]
+        buckets.append(AgeBucket(len(v), _mean(v), _mean(y), min_age, auroc(v, y), brier(v, y)))
     return tuple(buckets)
-
-
-def _bucket(values: NDArray[np.float64], labels: NDArray[np.float64]) -> Bucket:
-    return Bucket(len(values), _mean(values), _mean(labels))
 
 
 def _mean(numbers: Any) -> float | None:

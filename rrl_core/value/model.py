@@ -13,9 +13,9 @@ Our choice:
 1. Cross-fit: prompts fall into two folds by a hash of their id, and a prompt is judged by the head
    that was fitted to the other fold. Its own outcomes never enter by the fit; they enter by
    counting (`counts.py`). Means and deviations of the features are the other fold's, too.
-2. The penalty is on standardised features and grows with their number, so that for independent
-   features the logit has the prior variance 1/l2, whatever the width of the backbone. The bias
-   is free. Weights count as repeated rows: more history, less prior.
+2. The penalty is on standardised features and grows with their number, so that the logit of an
+   average state has the prior variance 1/l2, whatever the width of the backbone. The bias is free.
+   Weights count as repeated rows: more history, less prior.
 3. Newton's method in float64 from zero: strictly convex, a few steps, the same bits every time on
    one machine. No minibatches, no learning rate, no early stop.
 4. A fold whose targets are all equal, or without data, says (n_ok + 0.5) / (n + 2), with weights
@@ -158,7 +158,7 @@ def fit_value_model(
         targets_N: [N] in [0, 1], 1 = success.
         weights_N: [N] finite, 0 or more; a weight of 2 equals two rows, one of 0 none.
         backbone_digest: of the model that made the features.
-        l2: above 0; 1/l2 is the prior variance of a logit.
+        l2: above 0; 1/l2 is the prior variance of an average state's logit.
 
     Raises:
         ValueModelError: lengths differ or a number is out of range.
@@ -170,10 +170,10 @@ def fit_value_model(
     heads = []
     for judged in range(NUM_FOLDS):
         rows = np.flatnonzero((folds_N != judged) & (weights_N > 0))
-        columns = (
+        features, targets, weights = (
             column[rows].astype(np.float64) for column in (features_ND, targets_N, weights_N)
         )
-        heads.append(_fit_head(*columns, l2))
+        heads.append(_fit_head(features, targets, weights, l2))
     weights_KD = np.stack([head.weights_D for head in heads])
     return ValueModel(weights_KD, np.array([head.bias for head in heads]), backbone_digest)
 
