@@ -1,11 +1,12 @@
-"""A value model as a judge of history: where responses are cut, and how likely success is from there.
+"""A value model as a judge of history: responses are cut into states, and each state is judged.
 
-Our choice: a response that no stream has cut before is cut here; one that was keeps its states. Each
-prompt is judged once, at the rollout at which the slice meets it first: its known state if it has
-one, else a new one. A response without any cut is known to have been cut by the state of its prompt.
+Our choice:
+1. A response that no stream has cut before is cut here; one that was keeps its states.
+2. A prompt is judged once, with the first of its rollouts that the slice has left: the first state
+   that is known of it, else a new one.
+3. A response without any cut gets the state of its prompt, which says that it was looked at.
 """
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from storage import StorageError, Store
 from storage.slices import ShardRows
 
 MAX_CUTS = 4
-MAX_TOKENS = 2048  # of a forward pass
+MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
 PROMPT_CUT = Cut(0, "prompt")
 OTHER_MODEL = "its token ids are those of another base model"
 TOO_LONG = "its prompt fills the model's context"
@@ -73,8 +74,8 @@ class ValueJudge:
         """Cut what was not cut before, and return one score per state without one."""
         started = time.perf_counter()
         judged = Judged()
-        fit = list(self._fit(shard.rollouts, judged))
-        targets = list(self._targets(fit, shard.states, place, judged))
+        responses = list(self._readable(shard.rollouts, judged))
+        targets = list(self._targets(responses, shard.states, place, judged))
         values = self._values(targets)
         elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(targets))
         judged.scores += [
@@ -83,7 +84,7 @@ class ValueJudge:
         ]
         return judged
 
-    def _fit(self, responses: Sequence[Row], judged: Judged) -> Iterator[Row]:
+    def _readable(self, responses: Sequence[Row], judged: Judged) -> Iterator[Row]:
         """Yield the responses that the backbone can read; count the others."""
         vocabulary = int(self._policy.model.get_base_model().config.vocab_size)
         for response in responses:
@@ -169,14 +170,15 @@ class ValueJudge:
             )
             for rollout_id, tokens in prefixes.items()
         ]
-        features_SD = state_features(self._policy, sequences, MAX_TOKENS)
-        finite_S = np.isfinite(features_SD).all(axis=1)
-        values_S = np.full(len(targets), math.nan)
-        prompt_ids = [
-            t.response["prompt_id"] for t, ok in zip(targets, finite_S, strict=True) if ok
-        ]
-        values_S[finite_S] = self._model.predict(features_SD[finite_S], prompt_ids)
-        return [float(v) if math.isfinite(v) else None for v in values_S]
+        budget = MAX_TOKENS[self._policy.device.type]
+        features_SD = state_features(self._policy, sequences, budget)
+        finite = np.flatnonzero(np.isfinite(features_SD).all(axis=1))
+        prompt_ids = [targets[number].response["prompt_id"] for number in finite]
+        values: list[float | None] = [None] * len(targets)
+        predicted = self._model.predict(features_SD[finite], prompt_ids)
+        for number, value in zip(finite, predicted, strict=True):
+            values[number] = float(value)
+        return values
 
     def _score_row(
         self, iteration: int, target: _Target, value: float | None, elapsed_ms: float

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rrl_core.tasks.judge
 import storage
 from flows.cli import main
 from flows.rescoring import RescoreError
@@ -21,6 +22,7 @@ from tests.flows import histories
 from tests.flows.histories import check_judged_once, prompt_row, rescore_here, write_history
 from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 from tests.storage.rows import OPENED, rollout, score
+from tests.tasks.test_judge import serve, write_judge
 
 during: Callable[[int], None] = lambda number: None  # noqa: E731 - what a test has happen
 num_calls = 0
@@ -202,6 +204,28 @@ def test_ctrl_c_finishes_the_shard_and_says_how_to_go_on(
     check_judged_once(store, ids, scorer)
 
 
+def test_the_list_of_runs_says_how_to_go_on(
+    store: storage.Store,
+    happening: Callable[[Callable[[int], None]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    write_history(store, 8)
+    scorer = happening(lambda number: os.kill(os.getpid(), signal.SIGINT))
+    rescore_here(store, scorer, where="sample_index < 2", run_id="history", shard_rollouts=1)
+    monkeypatch.setattr(sys, "argv", ["rrl", "runs", "--json", "--store", str(store.path)])
+    with pytest.raises(SystemExit):
+        main()
+    rows = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    [row] = [row for run_id, row in rows.items() if run_id != "history"]
+    assert row["state"] == "interrupted"
+    assert row["resume"] == (
+        f"rrl rescore --scorer {scorer} --where 'sample_index < 2' --run history "
+        f"--shard-rollouts 1 --store {store.path}"
+    )
+    assert rows["history"]["resume"] == f"rrl train --resume history --store {store.path}"
+
+
 def test_a_second_ctrl_c_stops_at_once_and_loses_nothing_committed(
     store: storage.Store, happening: Callable[[Callable[[int], None]], str]
 ):
@@ -292,6 +316,48 @@ def test_failed_judgements_are_scores_counted_once_a_shard_and_tried_again(
     assert {row["attempt"] for row in scores_of(store, again.stream_id)} == {1}
     latest = store.view("latest_scores")
     assert Counter(row["attempt"] for row in latest) == {0: 12, 1: 8}
+
+
+def test_a_language_model_judges_and_its_failed_attempts_are_scores(
+    store: storage.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rrl: Callable[..., tuple[Any, str, str]],
+):
+    monkeypatch.setattr(rrl_core.tasks.judge, "RETRY_PAUSE_S", 0.0)
+    asked = ["score: 10", "slow once", "slow", "500", "no json", "I like it"]
+    writer = store.open_stream("r1", OPENED)
+    rows = [rollout("p00000", n, completion=f"<<{text}>>") for n, text in enumerate(asked)]
+    writer.append({"rollouts": rows, "prompts": [prompt_row(0)]}, "b")
+    with serve() as server:
+        path = write_judge(tmp_path, f"http://127.0.0.1:{server.server_address[1]}")
+        code, _, _ = rrl("--scorer", f"judge:{path}", "--shard-rollouts", "4")
+    assert code == 0
+    scores = store.read("scores")
+    ids = [writer.event_id_of("rollouts", row) for row in rows]
+    found = [
+        [(r["attempt"], r["status"], r["value"]) for r in scores if r["target_id"] == target]
+        for target in ids
+    ]
+    assert found == [
+        [(0, "ok", 1.0)],
+        [(0, "timeout", None), (1, "ok", 0.8)],
+        [(0, "timeout", None), (1, "timeout", None)],
+        [(0, "scorer_error", None), (1, "scorer_error", None)],
+        [(0, "scorer_error", None)],
+        [(0, "scorer_error", None)],
+    ]
+    assert {(r["scorer"], r["kind"]) for r in scores} == {("judge:terse", "judge")}
+    subjects = [row["subject"] for row in store.read("failures")]
+    assert subjects == [
+        "shard-000000/scorer_error", "shard-000000/timeout", "shard-000001/scorer_error",
+    ]  # fmt: skip
+    # The server is gone: nothing is judged, the stream is there to go on with.
+    code, _, errors = rrl("--scorer", f"judge:{path}", "--shard-rollouts", "4")
+    assert (code, store.read("scores")) == (1, scores)
+    assert "cannot be reached" in errors
+    last = store.read("runs")[-1]
+    assert (last["what"], "JudgeError" in last["reason"]) == ("failed", True)
 
 
 def test_what_has_no_prompt_or_no_completion_is_skipped_with_its_reason(

@@ -17,7 +17,7 @@ import storage
 from flows.rescoring import RescoreSummary
 from storage.slices import ShardRows
 from tests.flows import histories
-from tests.flows.conftest import num_commits
+from tests.flows.conftest import num_commits, smoke_config
 from tests.flows.histories import check_judged_once, rescore_here, rescore_in_child, write_history
 from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 
@@ -25,6 +25,7 @@ SEED = 7  # of the instants
 KILLS = 5
 SHARD = 128
 SCORER = f"{histories.__name__}:unhurried"
+SOAK_ROLLOUTS = 100_000
 MAX_GROWTH_BYTES = 2**20
 _children = multiprocessing.get_context("forkserver")
 _children.set_forkserver_preload(["storage.writer", "storage.slices", histories.__name__])
@@ -38,7 +39,7 @@ def kill_at_random(store: storage.Store, instant: random.Random, scorer: str, sh
     before = num_commits(store.path)
     child = _children.Process(target=rescore_in_child, args=(store.path, scorer, shard))
     child.start()
-    commits, delay_s = instant.randint(1, 4), instant.random() * 0.05
+    commits, delay_s = instant.randint(2, 5), instant.random() * 0.05
     deadline = time.monotonic() + 120
     while num_commits(store.path) < before + commits and child.is_alive():
         assert time.monotonic() < deadline, "the child commits nothing"
@@ -157,16 +158,26 @@ def rss_bytes() -> int:
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_rollouts_in_flat_memory(
+def test_a_hundred_thousand_rollouts_by_a_value_model_in_flat_memory(
     memory_path: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ):
+    from flows.wiring import model_spec
+    from rrl_core.policy.model import load_policy_model
+    from tests.flows.test_rescore_value import judged, make_model, publish, write_run
+
     store = storage.open(memory_path, create=True)
-    ids = write_history(store, 100_000, per_commit=5_000)
-    sizes = measured(monkeypatch, rss_bytes, every=20)
+    ids = write_run(store, SOAK_ROLLOUTS, per_commit=5_000)
+    policy = load_policy_model(model_spec(smoke_config()), seed=0)
+    publish(store, make_model(policy, 1), "v1")
+    instant = random.Random(SEED)
+    closed = [kill_at_random(store, instant, "value", 512) for _ in range(KILLS)]
+    sizes = measured(monkeypatch, rss_bytes, every=SOAK_ROLLOUTS // 512 // 10)
     started = time.monotonic()
-    done = rescore_here(store, "final_number")
-    print(f"\n{len(ids) / (time.monotonic() - started):.0f} rollouts/s, RSS {sizes} bytes")
-    check_judged_once(store, ids, "final_number")
-    assert done.scores == {"ok": len(ids)}
+    done = rescore_here(store, "value")
+    per_s = sum(done.scores.values()) / (time.monotonic() - started)
+    print(f"\n{per_s:.0f} states/s, shards closed at the kills {closed}, RSS {sizes} bytes")
+    assert (done.ended, done.num_shards_before) == ("finished", closed[-1])
+    assert {rollout_id for rollout_id, _ in judged(store, "v1")} == set(ids)
+    assert rescore_here(store, "value").ended == "nothing to do"
     assert max(sizes[1:]) - sizes[0] < 64 * MAX_GROWTH_BYTES
