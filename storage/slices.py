@@ -1,9 +1,9 @@
 """What a condition selects of history, as of a commit, cut into shards that are read one by one.
 
 Invariant: a slice and its shards follow from the commits up to `as_of`, the condition and the
-scorer version alone, so whoever comes back to a slice finds the same shards. Of the rollouts only
-one block of positions in `block_rows` is in memory; a shard reads the segments, and of compacted
-ones the row groups, that its positions lie in.
+scorer version alone, so whoever comes back to a slice finds the same shards. A shard reads the
+segments, and of large ones the row groups, that its positions lie in. In memory are the positions
+of the shards, the rows of one, and where states are wanted an id per prompt.
 """
 
 import re

@@ -159,6 +159,17 @@ def test_a_prompt_known_from_elsewhere_is_judged_by_its_first_state(
     assert {rollout_id for rollout_id, _ in judged(store, "v2")} == set(ids)
 
 
+def test_a_prompt_whose_state_comes_later_in_the_slice_is_judged_once(
+    store: storage.Store, policy: Policy
+):
+    ids = write_run(store, 4)  # of one prompt
+    publish(store, make_model(policy, 1), "v1")
+    rescore_here(store, "value", where="sample_index = 2")
+    publish(store, make_model(policy, 2), "v2")
+    rescore_here(store, "value", shard_rollouts=1)
+    assert [key for key in judged(store, "v2") if key[1] == 0] == [(ids[2], 0)]
+
+
 def test_a_response_too_short_to_cut_is_known_by_the_state_of_its_prompt(
     store: storage.Store, policy: Policy
 ):

@@ -26,7 +26,7 @@ def append(store: storage.Store, run_id: str, sizes: list[int], **facts: Any) ->
             {
                 "rollouts": rows,
                 "rollout_tokens": [tokens(i, number) for i in new],
-                "prompts": [prompt(f"p{i}") for i in range(3)],
+                "prompts": [prompt(f"p{i}") for i in range(3)] + [prompt(f"b{number}")],
             },
             f"b{number}",
         )
