@@ -147,6 +147,15 @@ def test_a_token_that_ends_a_line_and_begins_a_character_is_no_cut():
     assert all(cut.cut == "word" for cut in cut_points(ids, decode, 8))
 
 
+def test_a_prefix_that_reads_otherwise_than_the_response_is_no_cut():
+    text = "ab\ncd ef gh"
+
+    def decode(given):  # writes its first letter once all is known
+        return text if len(given) == len(text) else "?" + text[1 : len(given)]
+
+    assert cut_points(range(len(text)), decode, 8) == []
+
+
 def test_a_decoder_that_drops_the_first_space_is_cut_right():
     ids = [1, 2, 3, 4, 0, 5, 2, 6, 6, 6]  # "so the sum. \n the is is is"
     assert cut_points(ids, metaspace_decode, 8) == [Cut(6, "line")]

@@ -1,3 +1,6 @@
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -166,6 +169,7 @@ def test_healthy_by_hand():
     assert found.auroc == pytest.approx(0.8, abs=EXACT)
     assert (found.num_states, found.num_prompts, found.num_mixed_prompts) == (200, 20, 20)
     assert found.mean_outcome == 0.1
+    assert json.loads(json.dumps(asdict(found)))["calibration"][0]["num_states"] == 4
     # Squared errors: 16 of 0.01, 4 of 0.9025, and of each prompt's failures the sum of squares
     # of 0.10 ... 0.18, 0.1824.
     assert found.brier == pytest.approx((0.16 + 3.61 + 20 * 0.1824) / 200, abs=EXACT)
