@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -46,6 +46,7 @@ class Session:
     tracker: Tracker
     progress: Progress
     make_sampler: Callable[[], Sampler]
+    policy_run_id: str | None = None  # run whose policies are sampled, where it is another
     should_stop: bool = False
     started_s: float = field(default_factory=time.monotonic)
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
@@ -79,12 +80,25 @@ def session_of(run_id: str) -> Session:
 
 @contextmanager
 def open_session(
-    store: Store, run_id: str, config: RunConfig, progress: Progress
+    store: Store,
+    run_id: str,
+    config: RunConfig,
+    progress: Progress,
+    policy_run_id: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Build every object of the run and open its stream for writing.
 
     Everything that can be wrong with the configuration, the data or the model is found before the
     first event is written.
+
+    Args:
+        store: the store.
+        run_id: the stream.
+        config: its configuration.
+        progress: told what is waited for.
+        policy_run_id: the run whose policies are sampled; None: this one's own.
+        facts: further columns of the `runs` row that opens the stream.
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
@@ -105,12 +119,12 @@ def open_session(
     try:
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
-            _check_resumed(store, run_id, digest, policy)
-            writer = store.open_stream(run_id, opened_row(config, digest))
+            _check_resumed(store, policy_run_id or run_id, digest, policy)
+            writer = store.open_stream(run_id, opened_row(config, digest) | dict(facts or {}))
             tracker = Tracker(store.path, config, run_id)
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
-                progress, new_sampler,
+                progress, new_sampler, policy_run_id,
             )  # fmt: skip
             _sessions[run_id] = session
             try:
@@ -189,13 +203,23 @@ def stored_config(store: Store, run_id: str) -> RunConfig:
 
     Raises:
         ConfigError: the run was written with keys this version does not know.
+        StorageError: there is no such run, or it is no training run.
     """
     rows = store.read("runs", run_id=run_id)
     if not rows:
         raise storage.StorageError(
             f"no run {run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
+    if not is_training(rows[0]):
+        raise storage.StorageError(
+            f"{run_id!r}: expected a training run, came a stream of kind {rows[0]['kind']}"
+        )
     return parse_config(json.loads(rows[0]["config_json"]), f"configuration of {run_id}")
+
+
+def is_training(run: Mapping[str, Any]) -> bool:
+    """Return whether a row of `runs` belongs to a training run."""
+    return run["kind"] in (None, "train")
 
 
 def code_version() -> str:
