@@ -78,8 +78,7 @@ def evaluate(
     """Evaluate a stored policy on held-out prompts, outside training."""
     from flows import evaluate_commands
 
-    request = evaluate_commands.EvaluateRequest(run, iteration, prompts, name)
-    evaluate_commands.evaluate(request, store, as_json)
+    evaluate_commands.evaluate(run, iteration, prompts, name, store, as_json)
 
 
 @app.command()
@@ -286,8 +285,8 @@ EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
     **dict.fromkeys((
-            "DeployError", "DiskFullError", "FetchError", "LearnerError", "OptimizerStateError", "SamplerError",
-            "UnsupportedModelError",
+            "DeployError", "DiskFullError", "FetchError", "LearnerError", "OptimizerStateError",
+            "SamplerError", "UnsupportedModelError",
         ), EXIT_FAILED),
     **dict.fromkeys(
         (

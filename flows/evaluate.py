@@ -60,17 +60,19 @@ def evaluate(store: Store, request: EvaluateRequest, progress: Progress) -> list
         "parent_run_id": request.run_id,
         "parent_iteration": policy["iteration"],
     }
-    with open_session(
-        store, request.stream, config, progress, request.run_id, facts
-    ) as session:
+    with open_session(store, request.stream, config, progress, request.run_id, facts) as session:
         session.policy.load_adapter_bytes(adapter)
         session.sampler.load_policy(session.policy, version)
         rows = _evaluated(session, version, request.name)
-        ended = opened_row(config, task_sha256(session.task)) | facts | {
-            "run_epoch": session.writer.epoch,
-            "what": "finished",
-            "elapsed_s": time.monotonic() - session.started_s,
-        }
+        ended = (
+            opened_row(config, task_sha256(session.task))
+            | facts
+            | {
+                "run_epoch": session.writer.epoch,
+                "what": "finished",
+                "elapsed_s": time.monotonic() - session.started_s,
+            }
+        )
         session.writer.append({"runs": [ended]}, batch_key="finished")
     return rows
 
@@ -102,9 +104,7 @@ def _config(store: Store, request: EvaluateRequest) -> RunConfig:
 
 def _policy(store: Store, request: EvaluateRequest) -> Row:
     """Return the `policies` row of the policy to evaluate."""
-    policies = {
-        int(row["iteration"]): row for row in store.read("policies", run_id=request.run_id)
-    }
+    policies = {int(row["iteration"]): row for row in store.read("policies", run_id=request.run_id)}
     if not policies:
         raise storage.StorageError(f"run {request.run_id} has published no policy yet")
     iteration = max(policies) if request.iteration is None else request.iteration

@@ -16,9 +16,11 @@ SHOWN = ("scorer", "scorer_version", "policy_version", "num_prompts", "num_unsco
 
 
 def evaluate(
-    request: EvaluateRequest, store_path: Path, as_json: bool
-) -> None:
+    run_id: str, iteration: int | None, prompts: int | None, name: str, store_path: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Print one line per scorer, or the same as JSON."""
+    request = EvaluateRequest(run_id, iteration, prompts, name)
     store = storage.open(store_path)
     with Progress() as progress:
         progress.note(f"evaluating {request.run_id} · store {store.path}")

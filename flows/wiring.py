@@ -4,20 +4,18 @@ Prefect tasks get ids, never engines or models; they find their session here by 
 """
 
 import hashlib
-import importlib.metadata
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
-from flows.machine import package_versions
+from flows.machine import code_version, package_versions
 from flows.progress import Progress
+from flows.streams import is_training
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
@@ -215,19 +213,3 @@ def stored_config(store: Store, run_id: str) -> RunConfig:
             f"{run_id!r}: expected a training run, came a stream of kind {rows[0]['kind']}"
         )
     return parse_config(json.loads(rows[0]["config_json"]), f"configuration of {run_id}")
-
-
-def is_training(run: Mapping[str, Any]) -> bool:
-    """Return whether a row of `runs` belongs to a training run."""
-    return run["kind"] in (None, "train")
-
-
-def code_version() -> str:
-    """Return rrl's version, with the commit of its checkout where there is one."""
-    version = importlib.metadata.version("rrl")
-    folder = Path(__file__).resolve().parent
-    git = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return f"{version}+{git.stdout.strip()}" if git.returncode == 0 else version

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import flows.generation
 import storage
@@ -15,7 +16,6 @@ from flows.evaluate import EvaluateRequest, evaluate
 from flows.progress import Progress
 from flows.wiring import stored_config
 from tests.flows.conftest import RUN_ID, fingerprint, run_here, smoke_config
-from typer.testing import CliRunner
 
 SCORES = ("scorer", "scorer_version", "policy_version", "num_prompts", "mean_score", "ci_low",
           "ci_high", "mean_completion_tokens", "temperature")  # fmt: skip
@@ -112,9 +112,10 @@ def test_an_evaluation_that_was_stopped_goes_on(
 
     other = storage.open(shutil.copytree(store.path, tmp_path / "other"))
     evaluated(other)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(flows.generation, "_sample", stopped)
-        evaluated(store)
+        with pytest.raises(KeyboardInterrupt):
+            evaluated(store)
     assert len(store.read("rollouts", run_id=STREAM)) == 4  # one batch of the six prompts
     evaluated(store)
     assert fingerprint(store, STREAM) == fingerprint(other, STREAM)
@@ -139,7 +140,7 @@ def test_what_cannot_be_evaluated_is_refused_and_writes_nothing(store: storage.S
 
 def test_an_evaluation_is_no_training_run(store: storage.Store):
     evaluated(store)
-    with pytest.raises(storage.StorageError, match="expected a training run, came .* evaluate"):
+    with pytest.raises(storage.StorageError, match="expected a training run"):
         stored_config(store, STREAM)
 
 
