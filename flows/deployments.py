@@ -69,6 +69,29 @@ def train(
     return {"run_id": run_id, "head": opened.head().number}
 
 
+@flow(name="rescore-history", **HOOKS)
+def rescore_history(
+    store: Path,
+    scorer: str = "final_number",
+    where: str | None = None,
+    run_id: str | None = None,
+    as_of: Annotated[int, Field(ge=0)] | None = None,
+    shard_rollouts: Count = 512,
+) -> Numbers:
+    """Judge history by a scorer version where it has not judged yet; older scores stay.
+
+    Args:
+        store: Folder of the event log.
+        scorer: `final_number`, `strict_format`, `module:function`, `judge:FILE.toml`, or `value`.
+        where: SQL condition over the columns of `rollouts`; null: all.
+        run_id: Only rollouts of this run; null: of all.
+        as_of: History as of this commit; null: the newest.
+        shard_rollouts: Rollouts a commit: what a killed process may lose.
+    """
+    stream = rescore(store, scorer, where, run_id, as_of, shard_rollouts)
+    return {"stream": stream, "head": head_number(store)}
+
+
 @flow(name="refit-value-model", **HOOKS)
 def refit_value_model(store: Path, run_id: str | None = None) -> Numbers:
     """Fit the value model of a run on its history again, and judge its states with it.
@@ -136,6 +159,24 @@ def resume_dead_runs(store: Path, tries: Count = 3) -> Numbers:
     if failed:
         raise storage.StorageError(f"not resumed: {', '.join(failed)}; the log holds what they say")
     return {"resumed": dead, "head": head_number(store)}
+
+
+@task(name="rescore", cache_policy=NO_CACHE)
+def rescore(
+    store: Path,
+    scorer: str,
+    where: str | None,
+    run_id: str | None,
+    as_of: int | None,
+    shard_rollouts: int,
+) -> str | None:
+    from flows import rescoring
+
+    request = rescoring.RescoreRequest(scorer, where, run_id, as_of, shard_rollouts)
+    summary = rescoring.rescore(storage.open(store), request, LoggedProgress())
+    if summary.ended == "interrupted":
+        raise storage.StorageError(f"{summary.stream_id} was stopped; the next call goes on")
+    return summary.stream_id
 
 
 @task(name="refit", cache_policy=NO_CACHE)

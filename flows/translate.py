@@ -26,6 +26,19 @@ def prompt_row(prompt: Prompt) -> Row:
     }
 
 
+def stored_prompt(row: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of a row that has the columns of `prompts`."""
+    return Prompt(
+        prompt_id=row["prompt_id"],
+        task=row["task"],
+        split=row["split"],
+        messages=tuple(json.loads(row["messages_json"])),
+        answer=row["answer"],
+        difficulty=row["difficulty"],
+        meta=json.loads(row["meta_json"]),
+    )
+
+
 def rollout_place(run_id: str, iteration: int, role: str, prompt_id: str, sample_index: int) -> Row:
     """Return the place of a rollout without parent that was never tried before."""
     return {
