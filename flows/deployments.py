@@ -181,7 +181,7 @@ def rescore(
 
 @task(name="refit", cache_policy=NO_CACHE)
 def refit(store: Path, run_id: str) -> None:
-    from flows.refitting import refit_history
+    from flows.refitting import refit_history  # type: ignore[import-not-found]
 
     refit_history(storage.open(store), run_id, LoggedProgress())
 
