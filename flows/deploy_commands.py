@@ -5,6 +5,7 @@ schedules: they belong to whoever set them in Prefect's UI.
 """
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ START = (
     "start one with `prefect server start`, then name it: "
     "`export PREFECT_API_URL=http://127.0.0.1:4200/api`"
 )
+NO_SCHEDULER = (
+    "If it cannot schedule, see whether its environment has SQLAlchemy 2.1: Prefect 3.7 needs 2.0"
+)
 
 
 class DeployError(ValueError):
@@ -35,6 +39,7 @@ class DeployError(ValueError):
 
 def deploy(store_path: Path, pool: str, only: Sequence[str], as_json: bool) -> None:
     """Register the deployments; print them, their schedules, and the command of a worker."""
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a person waits
     import httpx
     from prefect.client.orchestration import get_client
 
@@ -47,7 +52,7 @@ def deploy(store_path: Path, pool: str, only: Sequence[str], as_json: bool) -> N
             _make_pool(client, pool)
             rows = [_shown(client, _register(client, entry, store.path, pool)) for entry in wanted]
         except httpx.HTTPError as error:
-            raise DeployError(f"the Prefect server at {server} refused: {error}") from error
+            raise DeployError(f"the Prefect server refused: {error}. {NO_SCHEDULER}") from error
     command = ["prefect", "worker", "start", "--pool", pool]
     worker = f"PREFECT_API_URL={shlex.quote(server)} {shlex.join(command)}"
     if as_json:

@@ -11,6 +11,7 @@ from typing import Any
 import storage
 from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
 from flows.machine import machine
+from flows.streams import is_training
 from storage import console as sql_console
 from storage.answers import table_text
 from storage.probe import probe
@@ -52,11 +53,12 @@ def doctor(store_path: Path, as_json: bool) -> None:
 def runs(store_path: Path, as_json: bool) -> None:
     """List the runs of a store with their state and, where they can go on, the resume command."""
     store = storage.open(store_path)
+    is_resumable = {row["run_id"]: is_training(row) for row in store.read("runs")}
     rows = []
     for row in store.view("run_overview"):
         alive = storage.is_run_held(store, row["run_id"])
         state = "alive" if alive else ("dead" if row["state"] == "open" else row["state"])
-        can_resume = not alive and state != "finished"
+        can_resume = not alive and state != "finished" and is_resumable[row["run_id"]]
         command = shlex.join(
             ["rrl", "train", "--resume", row["run_id"], "--store", str(store_path)]
         )

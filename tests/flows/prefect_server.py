@@ -65,7 +65,12 @@ class PrefectServer:
         )  # fmt: skip
 
     def request(self, method: str, path: str, **body: Any) -> Any:
-        answer = httpx.request(method, self.api + path, timeout=30, **body)
+        """Ask the server, again when its SQLite is busy: Prefect's client does that too."""
+        for _ in range(5):
+            answer = httpx.request(method, self.api + path, timeout=30, **body)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1)
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 

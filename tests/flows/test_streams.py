@@ -1,11 +1,14 @@
 """Which runs are dead, and what schedules write to the log."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import storage
+from flows.cli import app
 from flows.streams import (
     RESUMING,
     append_flow_failure,
@@ -114,6 +117,17 @@ def test_a_killed_run_that_was_cancelled_is_no_longer_dead(store: storage.Store)
     assert not end_cancelled_run(store, "run")
     assert not end_cancelled_run(store, "nobody")
     assert store.head() == head
+
+
+def test_only_training_runs_are_listed_with_a_command_that_resumes_them(store: storage.Store):
+    open_run(store, "killed", kind="train")
+    open_run(store, "rescored", kind="rescore")
+    shown = CliRunner().invoke(app, ["runs", "--json", "--store", str(store.path)])
+    listed = {row["run_id"]: (row["state"], row["resume"]) for row in json.loads(shown.stdout)}
+    assert listed == {
+        "killed": ("dead", f"rrl train --resume killed --store {store.path}"),
+        "rescored": ("dead", ""),
+    }
 
 
 def test_the_newest_training_run_is_the_one_opened_last(store: storage.Store):
