@@ -71,6 +71,40 @@ def train(
 
 
 @app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Training run that published it.")],
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="Policy of this iteration; the newest if left out.")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Held-out prompts; as the run's configuration says.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "held_out",
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a stored policy on held-out prompts, outside training."""
+    from flows import evaluate_commands
+
+    evaluate_commands.evaluate(run, iteration, prompts, name, store, as_json)
+
+
+@app.command()
+def deploy(
+    pool: Annotated[str, typer.Option(help="Work pool, created where it is missing.")] = "rrl",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this deployment; may be repeated.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Register the schedules of this store with a Prefect server."""
+    from flows import deploy_commands
+
+    deploy_commands.deploy(store, pool, tuple(only or ()), as_json)
+
+
+@app.command()
 def init(store: StoreOption = DEFAULT_STORE) -> None:
     """Create an empty store."""
     from flows import inspect_commands
@@ -341,7 +375,8 @@ EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
     **dict.fromkeys((
-            "DiskFullError", "FetchError", "JudgeError", "LearnerError", "OptimizerStateError",
+            "DeployError", "DiskFullError", "FetchError", "JudgeError", "LearnerError",
+            "OptimizerStateError",
             "SamplerError", "UnsupportedModelError",
         ), EXIT_FAILED),
     **dict.fromkeys(

@@ -69,6 +69,7 @@ def runs(store_path: Path, as_json: bool) -> None:
         return
     columns = (
         "run_id",
+        "kind",
         "state",
         "last_iteration",
         "planned_iterations",
@@ -82,6 +83,8 @@ def runs(store_path: Path, as_json: bool) -> None:
 def _resume_command(opened: dict[str, Any], store_path: Path) -> str:
     if opened["kind"] == "rescore":
         return rescore_command(json.loads(opened["config_json"]), store_path)
+    if opened["kind"] not in (None, "train"):
+        return ""
     return shlex.join(["rrl", "train", "--resume", opened["run_id"], "--store", str(store_path)])
 
 

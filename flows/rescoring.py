@@ -26,10 +26,9 @@ from typing import Literal
 import storage
 from flows.generation import failure_row
 from flows.judging import HistoryJudge, Judged, ShardPlace, make_judge
-from flows.machine import package_versions
+from flows.machine import code_version, package_versions
 from flows.progress import Progress
 from flows.translate import Row
-from flows.wiring import code_version
 from storage import StorageError, Store, StreamWriter
 from storage.slices import Contents, Shard, Slice, Wanted
 
