@@ -121,8 +121,8 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
 def _prompt(number: int) -> Row:
     return {
         "prompt_id": f"prompt-{number:06d}", "task": "sums", "split": "train",
-        "messages_json": "[]", "answer": "4", "difficulty": ("easy", "hard")[number % 2],
-        "meta_json": "{}",
+        "messages_json": "[]", "answer": "4",
+        "difficulty": ("easy", "hard")[number % 2], "meta_json": "{}",
     }  # fmt: skip
 
 

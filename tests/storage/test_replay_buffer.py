@@ -107,17 +107,17 @@ def test_every_column_of_a_state_a_trajectory_and_a_prompt(run: Run):
 
 
 def test_a_prompt_is_known_by_its_last_16_scored_on_policy_attempts(run: Run):
-    run.sample([1.0] * 4, iteration=1)
+    run.sample([1.0] * 5, iteration=1)
     run.pin(2)
-    run.sample([0.0] * 13 + [None], iteration=2)
+    run.sample([0.0] * 12 + [None], iteration=2)
     run.sample([0.0, 0.5, 0.999], iteration=2, role="retry")
     run.sample([1.0] * 8, iteration=2, role="continuation", parent_id="st1")
     run.sample([1.0] * 8, iteration=2, role="evaluation")
     run.sample([1.0] * 8, "p2", iteration=2, role="evaluation")
     row = run.entry("p1")
-    # 4 + 13 + 3 have a reward: of the last 16 the retry of 0.999 alone is a success
-    assert (row["prompt_tries"], row["prompt_ok"], row["is_ever_solved"]) == (16, 1, True)
-    assert row["p_hat"] == pytest.approx(1.5 / 18, abs=ROUNDING)
+    # 5 + 12 + 3 have a reward: of the last 16 one of the first 5 and the retry of 0.999 are right
+    assert (row["prompt_tries"], row["prompt_ok"], row["is_ever_solved"]) == (16, 2, True)
+    assert row["p_hat"] == pytest.approx(2.5 / 18, abs=ROUNDING)
     assert {r["prompt_id"] for r in run.buffer()} == {"p1"}  # p2 was evaluated only
 
 

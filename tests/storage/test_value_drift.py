@@ -91,7 +91,7 @@ def test_sums_of_changes_are_the_same_at_every_asking_and_after_compaction(store
 def test_what_is_lost_and_what_comes_back_iteration_by_iteration(store: storage.Store):
     run, idle = Run(store), Run(store, "r2")
     idle.pin(1)
-    prompts = [f"p{n}" for n in range(1, 10)]
+    prompts = [f"p{n}" for n in range(1, 11)]
     run.pin(1)
     for prompt_id in prompts:
         run.sample([0.0 if prompt_id == "p3" else 1.0], prompt_id, 1)
@@ -100,7 +100,8 @@ def test_what_is_lost_and_what_comes_back_iteration_by_iteration(store: storage.
         run.sample([0.0] * (15 if prompt_id == "p2" else 16), prompt_id, 2)
     run.pin(3)
     run.sample([1.0], "p4", 3)
-    run.sample([1.0], "p5", 3, role="continuation", parent_id="st1")
+    for prompt_id in ("p5", "p10"):
+        run.sample([1.0], prompt_id, 3, role="continuation", parent_id="st1")
     for prompt_id in ("p6", "p7"):
         run.pick("trajectory", f"ro-{prompt_id}", 3, prompt_id=prompt_id)
         run.sample([0.0], prompt_id, 3)
@@ -108,24 +109,26 @@ def test_what_is_lost_and_what_comes_back_iteration_by_iteration(store: storage.
     run.sample([1.0], "p9", 3)
     run.pin(4)
     run.sample([1.0], "p5", 4)  # its first success was the continuation: by replay
-    run.sample([0.0], "p7", 4)
+    for prompt_id in ("p7", "p10"):
+        run.sample([0.0], prompt_id, 4)
     run.sample([0.0] * 16, "p9", 4)  # lost again
     run.pin(5)
     run.sample([1.0], "p6", 5)  # picked when it was tried last: by replay
     run.sample([1.0], "p7", 5)  # picked, but tried in vain since
+    run.sample([1.0], "p10", 5)  # its first success was a continuation, tried in vain or not
     run.sample([0.0] * 16, "p8", 5)
     run.pin(6)
     run.sample([1.0, None], "p8", 6)  # by itself this time
     run.sample([0.0] * 40, "p1", 6, role="evaluation")
     run.pin(7)
     expected = [  # p1 stays lost
-        (1, 9, 8, 0, 0, 0, 0.0),
-        (2, 9, 8, 7, 0, 0, 7 / 8),
-        (3, 9, 8, 4, 3, 1, 4 / 8),  # back: p4, p8 (by retry), p9
-        (4, 9, 8, 4, 3, 2, 4 / 8),  # back: p4, p5, p8
-        (5, 9, 8, 3, 4, 2, 3 / 8),  # back: p4, p5, p6, p7
-        (6, 9, 8, 2, 5, 2, 2 / 8),  # back: p4 to p8, by replay p5 and p6
-        (7, 9, 8, 2, 5, 2, 2 / 8),
+        (1, 10, 9, 0, 0, 0, 0.0),
+        (2, 10, 9, 8, 0, 0, 8 / 9),
+        (3, 10, 9, 5, 3, 1, 5 / 9),  # back: p4, p8 (by retry), p9
+        (4, 10, 9, 5, 3, 2, 5 / 9),  # back: p4, p5, p8
+        (5, 10, 9, 3, 5, 3, 3 / 9),  # back: p4, p5, p6, p7, p10
+        (6, 10, 9, 2, 6, 3, 2 / 9),  # back: p4 to p8 and p10, by replay p5, p6, p10
+        (7, 10, 9, 2, 6, 3, 2 / 9),
     ]
     rows = store.view("forgetting", run_id="r1")
     assert [tuple(row[n] for n in FORGETTING) for row in rows] == expected
