@@ -42,6 +42,7 @@ class HistoryJudge(Protocol):
     version: str
     kind: Kind
     target_kind: TargetKind
+    unfit_runs: tuple[str, ...]  # whose states it cannot judge
     notices: tuple[str, ...]  # what a reader of its scores should know
 
     def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
@@ -53,6 +54,7 @@ class RewardJudge:
 
     kind: Kind = "reward"
     target_kind: TargetKind = "rollout"
+    unfit_runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     def __init__(self, scorer: Scorer) -> None:
@@ -77,6 +79,7 @@ class LanguageJudge:
 
     kind: Kind = "judge"
     target_kind: TargetKind = "rollout"
+    unfit_runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     def __init__(self, scorer: JudgeScorer) -> None:
@@ -120,7 +123,9 @@ def make_judge(
     """
     name, _, rest = scorer.partition(":")
     if name == "value":
-        raise NotImplementedError
+        from flows.value_judging import load_value_judge
+
+        return load_value_judge(store, run_id, rest or version)
     if name == "judge":
         return LanguageJudge(load_judge(Path(rest)))
     return RewardJudge(BUILT_IN[scorer] if scorer in BUILT_IN else load_reward(scorer))

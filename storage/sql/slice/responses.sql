@@ -1,15 +1,17 @@
 -- Question: which rollouts does a slice hold, and which have states that a scorer version has still
 --           to judge?
 -- Grain: one row per rollout of the slice.
--- Parameters: $as_of, a commit number; $scorer and $scorer_version; $where, the condition.
+-- Parameters: $as_of, a commit number; $scorer and $scorer_version; $where, the condition;
+--             $unfit_runs, of which nothing can be judged.
 -- Columns: reason (why it has no states; NULL where it can have some), is_judged (it was cut, and
 --          the verdict on each of its states is final), is_left (neither).
 with sliced as materialized (
     select
         rollouts.event_id,
+        rollouts.run_id,
         rollouts.prompt_id,
         rollouts.status,
-        rollouts.prefix_tokens,
+        rollouts.role,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -39,7 +41,10 @@ found as (
         sliced.*,
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
-            when sliced.prefix_tokens > 0 then 'continues a state that was cut elsewhere'
+            when sliced.role not in ('attempt', 'retry')
+                then 'only attempts and retries are cut into states'
+            when sliced.run_id in (select unnest([$unfit_runs]::varchar[]))
+                then 'its run has another base model'
             when with_tokens.rollout_id is null then 'no token ids are stored'
         end as reason,
         coalesce(cut.is_judged, false) as is_judged
