@@ -42,6 +42,7 @@ class HistoryJudge(Protocol):
     version: str
     kind: Kind
     target_kind: TargetKind
+    unfit_runs: tuple[str, ...]  # whose states it cannot judge
     notices: tuple[str, ...]  # what a reader of its scores should know
 
     def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
@@ -53,6 +54,7 @@ class RewardJudge:
 
     kind: Kind = "reward"
     target_kind: TargetKind = "rollout"
+    unfit_runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     def __init__(self, scorer: Scorer) -> None:
@@ -77,6 +79,7 @@ class LanguageJudge:
 
     kind: Kind = "judge"
     target_kind: TargetKind = "rollout"
+    unfit_runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
     def __init__(self, scorer: JudgeScorer) -> None:

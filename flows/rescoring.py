@@ -153,10 +153,11 @@ def _prepare(store: Store, request: RescoreRequest, progress: Progress) -> _Job:
         )
         stream = _Stream(stream.base, stream.number + 1)
     as_of = store.number(request.as_of if stream.as_of is None else stream.as_of)
-    history = Slice(
-        store,
-        Wanted(as_of, judge.name, judge.version, judge.target_kind, request.where, request.run_id),
-    )
+    wanted = Wanted(
+        as_of, judge.name, judge.version, judge.target_kind, request.where, request.run_id,
+        judge.unfit_runs,
+    )  # fmt: skip
+    history = Slice(store, wanted)
     with progress.status(f"looking for what {judge.name} {judge.version} has not judged"):
         contents, shards = history.shards(request.shard_rollouts)
     return _Job(store, request, progress, stream, judge, as_of, history, contents, shards)

@@ -8,7 +8,7 @@ Our choice:
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ from storage.slices import ShardRows
 MAX_CUTS = 4
 MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
 PROMPT_CUT = Cut(0, "prompt")
-OTHER_MODEL = "its token ids are those of another base model"
+OTHER_MODEL = "its token ids are not those of the base model"
 TOO_LONG = "its prompt fills the model's context"
 
 
@@ -48,7 +48,7 @@ class ValueJudge:
         policy: its reference policy is the backbone the model was fitted to.
         model: the value model.
         version: the version it scores under.
-        base_digests: by run id, of the model that sampled the run's rollouts, where it is known.
+        unfit_runs: those with another base model, whose token ids mean something else.
         notices: what a reader of its scores should know.
     """
 
@@ -61,14 +61,14 @@ class ValueJudge:
         policy: Policy,
         model: ValueModel,
         version: str,
-        base_digests: Mapping[str, str],
+        unfit_runs: tuple[str, ...] = (),
         notices: tuple[str, ...] = (),
     ) -> None:
         self.version = version
+        self.unfit_runs = unfit_runs
         self.notices = notices
         self._policy = policy
         self._model = model
-        self._base_digests = base_digests
 
     def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
         """Cut what was not cut before, and return one score per state without one."""
@@ -89,8 +89,7 @@ class ValueJudge:
         vocabulary = int(self._policy.model.get_base_model().config.vocab_size)
         for response in responses:
             ids = [*response["prompt_ids"], *response["completion_ids"]]
-            sampler = self._base_digests.get(response["run_id"], self._policy.base_digest)
-            if sampler != self._policy.base_digest or max(ids, default=0) >= vocabulary:
+            if max(ids, default=0) >= vocabulary:
                 judged.skipped[OTHER_MODEL] += 1
             elif not 0 < len(response["prompt_ids"]) <= self._policy.context_tokens:
                 judged.skipped[TOO_LONG] += 1
@@ -216,15 +215,18 @@ def load_value_judge(store: Store, run_id: str | None, version: str | None) -> V
     config = stored_config(store, _training_run(store, row["run_id"]) or run_id or row["run_id"])
     policy = load_policy_model(model_spec(config), seed=0)  # of an adapter that is never used
     model = ValueModel.from_bytes(data, backbone_digest(policy))
-    published = store.read("policies", iteration=0)
     notices: tuple[str, ...] = ()
     if row["verdict"] != "healthy":
         notices = (
             f"value model {row['scorer_version']} is {row['verdict']}: its scores are recorded, "
             "but the replay buffer judges by the success rates of prompts instead",
         )
-    base_digests = {policy_row["run_id"]: policy_row["base_digest"] for policy_row in published}
-    return ValueJudge(policy, model, row["scorer_version"], base_digests, notices)
+    others = tuple(
+        published["run_id"]
+        for published in store.read("policies", iteration=0)
+        if published["base_digest"] != policy.base_digest
+    )
+    return ValueJudge(policy, model, row["scorer_version"], others, notices)
 
 
 def _model_row(store: Store, run_id: str | None, version: str | None) -> Row:

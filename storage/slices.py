@@ -32,6 +32,7 @@ class Wanted:
 
     `where` is an SQL condition over the columns of `rollouts`; None selects all, `run_id` those of
     one run. Final verdicts of (`scorer`, `scorer_version`) as of the commit `as_of` are kept.
+    Responses of `unfit_runs` have no states that it could judge.
     """
 
     as_of: int
@@ -40,6 +41,7 @@ class Wanted:
     target_kind: Literal["rollout", "state"]
     where: str | None = None
     run_id: str | None = None
+    unfit_runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Slice:
             "scorer": quoted(wanted.scorer),
             "scorer_version": quoted(wanted.scorer_version),
             "where": condition,
+            "unfit_runs": ", ".join(quoted(run_id) for run_id in wanted.unfit_runs),
         }
 
     def shards(self, shard_rollouts: int) -> tuple[Contents, list[Shard]]:
@@ -181,9 +184,7 @@ class Slice:
         paths = sorted(s.path for s in live)
         if self._views is None or paths != self._paths:
             self._views, self._paths = Views(str(self._store.path), live, self._wanted.as_of), paths
-            # The judge computes meanwhile and needs the other cores.
-            for setting in ("threads = 1", f"memory_limit = '{MEMORY_LIMIT}'"):
-                self._views.connection.execute(f"set {setting}")
+            _lock(self._views)
             self._is_sliced_defined = False
         self._views.define(text)
         return self._views
@@ -251,6 +252,20 @@ def check_condition(where: str) -> None:
         query = f"select 1 from rollouts where ({where}\n)"  # noqa: S608 - that is what is checked
         check_is_one_select(connection, query)
         check_is_repeatable(connection, query)
+
+
+def _lock(views: Views) -> None:
+    """Leave a connection the files of its views, and one thread: the judge needs the others."""
+    allowed = ", ".join(quoted(path) for path in views.paths())
+    for setting in (
+        "threads = 1",
+        f"memory_limit = '{MEMORY_LIMIT}'",
+        "temp_directory = ''",
+        f"allowed_paths = [{allowed}]",
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        views.connection.execute(f"set {setting}")
 
 
 def _define_macro(views: Views, name: str, select: str) -> None:

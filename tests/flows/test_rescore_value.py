@@ -238,11 +238,31 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
     done = rescore_here(store, "value")
     assert done.skipped == {
         "no token ids are stored": 1,
-        "its token ids are those of another base model": 1,
+        "its token ids are not those of the base model": 1,
         "its prompt fills the model's context": 1,
         "only attempts and retries are cut into states": 1,
     }
     assert len({rollout_id for rollout_id, _ in judged(store, "v1")}) == 4
+
+
+def test_runs_of_another_base_model_are_skipped_and_share_no_prompt_with_the_others(
+    store: storage.Store, policy: Policy
+):
+    other = {"policy_version": 0, "iteration": 0, "adapter_digest": "", "policy_digest": "",
+             "adapter_artifact": "a"}  # fmt: skip
+    write_history(store, 4, "other")
+    row = other | {"base_digest": "of another model"}
+    store.open_stream("other", OPENED).append({"policies": [row]}, "p")
+    ids = write_run(store, 4)  # the same prompt, met later
+    row = other | {"base_digest": policy.base_digest}
+    opened = {k: store.read("runs", run_id=RUN_ID)[0][k] for k in (*OPENED, "kind")}
+    store.open_stream(RUN_ID, opened).append({"policies": [row]}, "p")
+    publish(store, make_model(policy, 1), "v1")
+    done = rescore_here(store, "value")
+    assert done.skipped == {"its run has another base model": 4}
+    found = judged(store, "v1")
+    assert (ids[0], 0) in found
+    assert {rollout_id for rollout_id, _ in found} == set(ids)
 
 
 def test_a_model_fitted_by_a_refit_stream_is_found_by_its_run(store: storage.Store, policy: Policy):

@@ -120,7 +120,6 @@ def test_a_condition_over_rollouts_selects(
         ("colour = 'red'", "colour"),
         ("count(*) over () > 1", "window"),
         ("$p = 1", "parameter"),
-        ("exists (select 1 from 'x.parquet')", "x.parquet"),
         ("completion::int = 4", "Could not convert"),
     ],
 )
@@ -128,6 +127,15 @@ def test_what_is_no_condition_is_refused(where: str, message: str, memory_path: 
     store = storage.open(memory_path, create=True)
     append(store, "r1", [2])
     with pytest.raises(storage.QueryError, match=message.replace("(", r"\(")):
+        Slice(store, wanted(store, where=where)).shards(8)
+
+
+def test_a_condition_reads_no_file_but_those_of_the_store(memory_path: Path):
+    store = storage.open(memory_path / "store", create=True)
+    append(store, "r1", [2])
+    (memory_path / "x.csv").write_text("a,b\n1,2\n")
+    where = f"exists (select 1 from '{memory_path / 'x.csv'}')"
+    with pytest.raises(storage.QueryError, match="cannot be read"):
         Slice(store, wanted(store, where=where)).shards(8)
 
 

@@ -1,12 +1,14 @@
 -- Question: which rollouts does a slice hold, and which have states that a scorer version has still
 --           to judge?
 -- Grain: one row per rollout of the slice.
--- Parameters: $as_of, a commit number; $scorer and $scorer_version; $where, the condition.
+-- Parameters: $as_of, a commit number; $scorer and $scorer_version; $where, the condition;
+--             $unfit_runs, of which nothing can be judged.
 -- Columns: reason (why it has no states; NULL where it can have some), is_judged (it was cut, and
 --          the verdict on each of its states is final), is_left (neither).
 with sliced as materialized (
     select
         rollouts.event_id,
+        rollouts.run_id,
         rollouts.prompt_id,
         rollouts.status,
         rollouts.role,
@@ -41,6 +43,8 @@ found as (
             when sliced.status <> 'ok' then 'nothing was sampled'
             when sliced.role not in ('attempt', 'retry')
                 then 'only attempts and retries are cut into states'
+            when sliced.run_id in (select unnest([$unfit_runs]::varchar[]))
+                then 'its run has another base model'
             when with_tokens.rollout_id is null then 'no token ids are stored'
         end as reason,
         coalesce(cut.is_judged, false) as is_judged
