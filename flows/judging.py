@@ -120,7 +120,9 @@ def make_judge(
     """
     name, _, rest = scorer.partition(":")
     if name == "value":
-        raise NotImplementedError
+        from flows.value_judging import load_value_judge
+
+        return load_value_judge(store, run_id, rest or version)
     if name == "judge":
         return LanguageJudge(load_judge(Path(rest)))
     return RewardJudge(BUILT_IN[scorer] if scorer in BUILT_IN else load_reward(scorer))

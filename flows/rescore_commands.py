@@ -2,26 +2,30 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import storage
 from flows.cli import EXIT_INTERRUPTED, print_result
 from flows.progress import Progress
-from flows.rescoring import RescoreRequest, RescoreSummary
-from flows.rescoring import rescore as rescore_history
 from storage import Store
 from storage.answers import printable
 
+if TYPE_CHECKING:
+    from flows.rescoring import RescoreRequest, RescoreSummary
 
-def rescore(request: RescoreRequest, store_path: Path, as_json: bool) -> None:
+
+def rescore(request: "RescoreRequest", store_path: Path, as_json: bool) -> None:
     """Judge a slice of history; print the summary, and after Ctrl-C how to go on."""
+    from flows.rescoring import rescore as rescore_history
+
     store = storage.open(store_path)
     with Progress() as progress:
         summary = rescore_history(store, request, progress)
     is_interrupted = summary.ended == "interrupted"
-    command = shlex.join(_command(request, store_path))
+    command = rescore_command(asdict(request), store_path)
     if as_json:
         facts: dict[str, Any] = {"store": str(store.path), **asdict(summary)}
         print_result(json.dumps(facts | ({"resume": command} if is_interrupted else {})))
@@ -33,19 +37,18 @@ def rescore(request: RescoreRequest, store_path: Path, as_json: bool) -> None:
         raise SystemExit(EXIT_INTERRUPTED)
 
 
-def _command(request: RescoreRequest, store_path: Path) -> list[str]:
-    options = [
-        ("--where", request.where),
-        ("--run", request.run_id),
-        ("--as-of", request.as_of),
-        ("--shard-rollouts", request.shard_rollouts),
-        ("--store", store_path),
-    ]
-    given = [part for name, value in options if value is not None for part in (name, str(value))]
-    return ["rrl", "rescore", "--scorer", request.scorer, *given]
+def rescore_command(request: Mapping[str, Any], store_path: Path) -> str:
+    """Return the command line of a request, given by the fields of `RescoreRequest`."""
+    options = ("where", "run_id", "as_of", "shard_rollouts")
+    command = ["rrl", "rescore", "--scorer", request["scorer"]]
+    for name in options:
+        if request[name] is not None:
+            option = "run" if name == "run_id" else name.replace("_", "-")
+            command += [f"--{option}", str(request[name])]
+    return shlex.join([*command, "--store", str(store_path)])
 
 
-def _lines(store: Store, summary: RescoreSummary) -> list[str]:
+def _lines(store: Store, summary: "RescoreSummary") -> list[str]:
     judge = f"{summary.scorer} (version {summary.scorer_version})"
     lines = [f"store {store.path}, as of commit {summary.as_of}"]
     if summary.num_rollouts == 0:

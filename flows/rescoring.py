@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import storage
 from flows.generation import failure_row
@@ -203,23 +203,26 @@ def _work(job: _Job) -> RescoreSummary:
 
 def _judge_shards(job: _Job, writer: StreamWriter, should_stop: Callable[[], bool]) -> None:
     """Judge the open shards in order, until told to stop."""
-    left = job.shards[job.num_before :]
-    written: Future[Any] | None = None
+    numbers = range(job.num_before, len(job.shards))
+    if not numbers:
+        return
+    written: Future[None] | None = None
     with (
         ThreadPoolExecutor(1) as reader,
         ThreadPoolExecutor(1) as committer,
         _advancing(job) as advance,
     ):
-        reading = [reader.submit(job.history.read, shard) for shard in left[:1]]
-        for number, shard in enumerate(left, job.num_before):
-            rows = reading.pop().result()
-            reading += [reader.submit(job.history.read, s) for s in job.shards[number + 1 :][:1]]
+        reading = reader.submit(job.history.read, job.shards[numbers[0]])
+        for number in numbers:
+            rows = reading.result()
+            if number + 1 in numbers:
+                reading = reader.submit(job.history.read, job.shards[number + 1])
             judged = job.judge.judge(rows, ShardPlace(job.stream.run_id, number))
             if written is not None:
                 written.result()
             written = committer.submit(_commit, writer, number, judged)
             _count(job, judged)
-            advance(shard.num_left)
+            advance(job.shards[number].num_left)
             if should_stop():
                 break
         if written is not None:

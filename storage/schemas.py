@@ -308,7 +308,7 @@ STATES = Table(
         Column(
             "prefix_sha256", TEXT, "Hash of these token ids: equal states of a prompt share it."
         ),
-        Column("cut", TEXT, "Why here: prompt, line, sentence, code, turn or drop."),
+        Column("cut", TEXT, "Why here: prompt, line, sentence, code, turn, word, half or drop."),
     ),
 )
 

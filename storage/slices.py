@@ -1,9 +1,9 @@
 """What a condition selects of history, as of a commit, cut into shards that are read one by one.
 
 Invariant: a slice and its shards follow from the commits up to `as_of`, the condition and the
-scorer version alone, so whoever comes back to a slice finds the same shards. Of the rollouts only
-one block of positions in `block_rows` is in memory; a shard reads the segments, and of compacted
-ones the row groups, that its positions lie in.
+scorer version alone, so whoever comes back to a slice finds the same shards. A shard reads the
+segments, and of large ones the row groups, that its positions lie in. In memory are the positions
+of the shards, the rows of one, and where states are wanted an id per prompt.
 """
 
 import re
@@ -70,8 +70,8 @@ class ShardRows:
     """What a shard holds, in the order of commits; the columns are told in `sql/slice/shard_*.sql`.
 
     `states` is empty for target kind "rollout". Otherwise these are the states of the rollouts, and
-    those without a prefix of the prompts that the slice meets first in this shard
-    (`is_first_of_prompt` of a rollout).
+    those of their prompts alone; `is_first_of_prompt` tells of a rollout whether it is the first
+    that the slice has left of its prompt.
     """
 
     rollouts: list[Row]
@@ -86,6 +86,7 @@ class Slice:
         self._wanted = wanted
         self._views: Views | None = None
         self._paths: list[str] = []
+        self._is_sliced_defined = False
         self._first_of_prompts: frozenset[str] | None = None
         condition = f"({wanted.where}\n)" if wanted.where is not None else "true"
         if wanted.run_id is not None:
@@ -138,7 +139,7 @@ class Slice:
             row["is_first_of_prompt"] = row["event_id"] in self._first_of_prompts
         ids = {
             "rollout_ids": [row["event_id"] for row in responses],
-            "prompt_ids": [row["prompt_id"] for row in responses if row["is_first_of_prompt"]],
+            "prompt_ids": list({row["prompt_id"]: None for row in responses}),
         }
         return ShardRows(responses, self._ask("shard_states", shard, ids))
 
@@ -168,11 +169,11 @@ class Slice:
         return self._store.answered(ask)
 
     def _views_over(self, state: State, query: str) -> Views:
-        """Return the connection, with the tables that the slice and `query` name.
+        """Return the connection, with what the slice and `query` name.
 
         It is made anew when segments were compacted; what is committed later is of no interest.
         """
-        live = [s for s in state.segments.values() if s.first_commit <= self._wanted.as_of]
+        live = self._live(state)
         text = self._sliced() + query
         names = names_in(text)
         self._store.check_whole()
@@ -183,34 +184,46 @@ class Slice:
             # The judge computes meanwhile and needs the other cores.
             for setting in ("threads = 1", f"memory_limit = '{MEMORY_LIMIT}'"):
                 self._views.connection.execute(f"set {setting}")
+            self._is_sliced_defined = False
         self._views.define(text)
         return self._views
 
     def _define(
         self, views: Views, state: State, shard: Shard | None, are_tokens_near: bool
     ) -> None:
-        """Define `sliced_rollouts`, `sliced_tokens` and `sliced`, over a shard or everything."""
-        live = [s for s in state.segments.values() if s.first_commit <= self._wanted.as_of]
+        """Define `sliced_rollouts` and `sliced_tokens`: those of a shard, or all."""
         run_id = self._wanted.run_id
-        rollouts = [s for s in live if s.table == "rollouts" and run_id in (None, s.run_id)]
-        tokens = [s for s in live if s.table == "rollout_tokens"]
+        rollouts = [s for s in self._live(state, "rollouts") if run_id in (None, s.run_id)]
         if shard is not None:
             rollouts = [s for s in rollouts if shard.overlaps(s)]
-        if shard is not None and are_tokens_near:
+        self._define_rows(views, "rollouts", rollouts, _positions(shard))
+        if not self._is_sliced_defined:
+            _define_macro(views, "sliced()", self._sliced())
+            self._is_sliced_defined = True
+        if shard is None or self._wanted.target_kind == "rollout":
+            return
+        tokens = self._live(state, "rollout_tokens")
+        if are_tokens_near:
             tokens = [s for s in tokens if shard.overlaps(s)]
-        self._define_rows(views, "sliced_rollouts", rollouts, _positions(shard))
-        commits = _commits(shard if are_tokens_near else None)
-        self._define_rows(views, "sliced_tokens", tokens, commits)
-        _define_macro(views, "sliced()", self._sliced())
+        self._define_rows(views, "tokens", tokens, _commits(shard) if are_tokens_near else "true")
 
     def _define_rows(
-        self, views: Views, name: str, live: Iterable[LiveSegment], condition: str
+        self, views: Views, what: str, live: Iterable[LiveSegment], condition: str
     ) -> None:
-        table = TABLES["rollouts" if name == "sliced_rollouts" else "rollout_tokens"]
+        table = TABLES["rollouts" if what == "rollouts" else "rollout_tokens"]
         in_order = sorted(live, key=lambda s: s.first_commit)
-        _define_macro(views, f"{name}_of(as_of)", table_sql(table, str(self._store.path), in_order))
-        select = f"select * from {name}_of({self._wanted.as_of}) as r where {condition}"  # noqa: S608
-        _define_macro(views, f"{name}()", select)
+        rows = table_sql(table, str(self._store.path), in_order)
+        _define_macro(views, f"live_{what}(as_of)", rows)
+        select = f"select * from live_{what}({self._wanted.as_of}) as r where {condition}"  # noqa: S608
+        _define_macro(views, f"sliced_{what}()", select)
+
+    def _live(self, state: State, table: str | None = None) -> list[LiveSegment]:
+        """Return the segments, all or those of a table, that may hold rows as of the commit."""
+        return [
+            s
+            for s in state.segments.values()
+            if s.first_commit <= self._wanted.as_of and table in (None, s.table)
+        ]
 
     def _sliced(self) -> str:
         kind = self._wanted.target_kind

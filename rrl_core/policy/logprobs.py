@@ -97,6 +97,31 @@ def score_batch(policy: "Policy", batch: PackedBatch) -> TokenScores:
     Raises:
         UnsupportedModelError: a sequence is longer than the model's attention window.
     """
+    device = policy.device
+    hidden_ND = predictor_states(policy, batch)
+    head = policy.model.get_base_model().get_output_embeddings()
+    logprobs_M, entropy_N = _HeadLogprobs.apply(hidden_ND, head, batch)  # type: ignore[no-untyped-call]
+    target_K = batch.token_target_K.to(device)
+    predictor_K = batch.target_predictor_M.to(device)[target_K]
+    place = (batch.token_row_K.to(device), batch.token_column_K.to(device))
+    zeros_BT = torch.zeros((len(batch.branches), batch.num_columns), device=device)
+    return TokenScores(
+        logprobs_BT=zeros_BT.index_put(place, logprobs_M[target_K]),
+        entropy_BT=zeros_BT.index_put(place, entropy_N[predictor_K]),
+        loss_mask_BT=zeros_BT.bool().index_put(place, torch.tensor(True, device=device)),
+    )
+
+
+def predictor_states(policy: "Policy", batch: PackedBatch) -> Tensor:
+    """Run the backbone over a packed batch and return what its predictors say.
+
+    Returns:
+        [N, D] last hidden states, after the final norm, of `batch.predictors_N`, on the policy's
+        device and in its dtype.
+
+    Raises:
+        UnsupportedModelError: a sequence is longer than the model's attention window.
+    """
     base = policy.model.get_base_model()
     _check_window(base.config, int(batch.position_ids_RT.max()) + 1)
     device = policy.device
@@ -108,18 +133,8 @@ def score_batch(policy: "Policy", batch: PackedBatch) -> TokenScores:
         position_ids=batch.position_ids_RT.to(device),
         use_cache=False,
     ).last_hidden_state
-    hidden_ND = hidden_RTD.flatten(0, 1)[batch.predictors_N.to(device)]
-    head = base.get_output_embeddings()
-    logprobs_M, entropy_N = _HeadLogprobs.apply(hidden_ND, head, batch)  # type: ignore[no-untyped-call]
-    target_K = batch.token_target_K.to(device)
-    predictor_K = batch.target_predictor_M.to(device)[target_K]
-    place = (batch.token_row_K.to(device), batch.token_column_K.to(device))
-    zeros_BT = torch.zeros((len(batch.branches), batch.num_columns), device=device)
-    return TokenScores(
-        logprobs_BT=zeros_BT.index_put(place, logprobs_M[target_K]),
-        entropy_BT=zeros_BT.index_put(place, entropy_N[predictor_K]),
-        loss_mask_BT=zeros_BT.bool().index_put(place, torch.tensor(True, device=device)),
-    )
+    hidden_ND: Tensor = hidden_RTD.flatten(0, 1)[batch.predictors_N.to(device)]
+    return hidden_ND
 
 
 @torch.no_grad()

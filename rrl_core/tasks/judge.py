@@ -6,7 +6,7 @@ A judge is a TOML file beside a template:
     model = "Qwen/Qwen3-4B"
     template = "judge.txt"                    # one user message: $prompt, $completion, $answer
     scale = [1, 10]                           # what the model is asked to answer; becomes 0 to 1
-    api_key_env = "JUDGE_API_KEY"             # name of the variable that holds the key, never the key
+    api_key_env = "JUDGE_API_KEY"             # the variable that holds the key; never the key
     timeout_s = 60.0
     concurrency = 8
     [parameters]                              # sent as they are

@@ -1,4 +1,4 @@
-"""A judge asks a real server: what comes late, broken or malformed costs one score, not the rest."""
+"""A judge asks a real server: what comes late, broken or malformed costs one score alone."""
 
 import json
 import threading

@@ -9,7 +9,7 @@ with sliced as materialized (
         rollouts.event_id,
         rollouts.prompt_id,
         rollouts.status,
-        rollouts.prefix_tokens,
+        rollouts.role,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -39,7 +39,8 @@ found as (
         sliced.*,
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
-            when sliced.prefix_tokens > 0 then 'continues a state that was cut elsewhere'
+            when sliced.role not in ('attempt', 'retry')
+                then 'only attempts and retries are cut into states'
             when with_tokens.rollout_id is null then 'no token ids are stored'
         end as reason,
         coalesce(cut.is_judged, false) as is_judged

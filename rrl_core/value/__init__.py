@@ -1,0 +1,1 @@
+"""The value model: states, their features, how likely success is from them, and its health."""
