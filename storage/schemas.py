@@ -159,7 +159,9 @@ RUNS = Table(
             since=3,
             upcast="'train'",
         ),
-        Column("parent_run_id", TEXT, "Run it was forked from, or evaluates.", nullable=True, since=3),
+        Column(
+            "parent_run_id", TEXT, "Run it was forked from, or evaluates.", nullable=True, since=3
+        ),
         Column(
             "parent_iteration", INT, "Iteration of that run it takes up.", nullable=True, since=3
         ),
