@@ -130,7 +130,7 @@ def _register(
     flow: Any = load_flow_from_entrypoint(entry["entrypoint"])
     limit = entry["concurrency_limit"]
     facts = {
-        "entrypoint": entry["entrypoint"],
+        "entrypoint": entry["entrypoint"].replace(":", "."),  # a module: nothing is to be pulled
         "description": entry["description"],
         "version": flow.version,
         "tags": entry["tags"],

@@ -12,6 +12,7 @@ import storage
 from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
 from flows.machine import machine
 from flows.rescore_commands import rescore_command
+from flows.streams import is_training
 from storage import console as sql_console
 from storage.answers import table_text
 from storage.probe import probe
@@ -83,7 +84,7 @@ def runs(store_path: Path, as_json: bool) -> None:
 def _resume_command(opened: dict[str, Any], store_path: Path) -> str:
     if opened["kind"] == "rescore":
         return rescore_command(json.loads(opened["config_json"]), store_path)
-    if opened["kind"] not in (None, "train"):
+    if not is_training(opened):
         return ""
     return shlex.join(["rrl", "train", "--resume", opened["run_id"], "--store", str(store_path)])
 

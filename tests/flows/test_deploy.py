@@ -225,6 +225,15 @@ def moment(text: str) -> datetime:
 
 
 @pytest.mark.slow
+def test_the_newest_policy_of_the_newest_run_is_evaluated(deployed: Deployed):
+    server, store, _ = deployed
+    run = server.ended(server.run("evaluate"))
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    (row,) = store.read("evaluations", run_id=f"evaluate-held_out-{RUN_ID}")
+    assert (row["policy_version"], row["num_prompts"]) == (3, 6)
+
+
+@pytest.mark.slow
 def test_a_killed_training_flow_is_recorded_and_resumed_without_loss(
     deployed: Deployed, uninterrupted: storage.Store
 ):

@@ -121,12 +121,12 @@ def test_a_killed_run_that_was_cancelled_is_no_longer_dead(store: storage.Store)
 
 def test_only_training_runs_are_listed_with_a_command_that_resumes_them(store: storage.Store):
     open_run(store, "killed", kind="train")
-    open_run(store, "rescored", kind="rescore")
+    open_run(store, "evaluated", kind="evaluate")
     shown = CliRunner().invoke(app, ["runs", "--json", "--store", str(store.path)])
     listed = {row["run_id"]: (row["state"], row["resume"]) for row in json.loads(shown.stdout)}
     assert listed == {
         "killed": ("dead", f"rrl train --resume killed --store {store.path}"),
-        "rescored": ("dead", ""),
+        "evaluated": ("dead", ""),
     }
 
 
