@@ -29,6 +29,14 @@ def prompt_row(prompt: Prompt) -> Row:
     }
 
 
+def prompt_of_row(row: Row) -> Prompt:
+    """Return the prompt of a `prompts` row."""
+    return Prompt(
+        row["prompt_id"], row["task"], row["split"], tuple(json.loads(row["messages_json"])),
+        row["answer"], row["difficulty"], json.loads(row["meta_json"]),
+    )  # fmt: skip
+
+
 def rollout_place(run_id: str, iteration: int, role: str, prompt_id: str, sample_index: int) -> Row:
     """Return the place of a rollout without parent that was never tried before."""
     return {
@@ -137,6 +145,18 @@ def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
         "components_json": "{}",
         "feedback": "",
         "elapsed_ms": 0.0,
+    }
+
+
+def failure_row(iteration: int, phase: str, subject: str, kind: str, message: str) -> Row:
+    """Return a `failures` row of a first attempt."""
+    return {
+        "iteration": iteration,
+        "phase": phase,
+        "subject": subject,
+        "attempt": 0,
+        "kind": kind,
+        "message": message,
     }
 
 
