@@ -1,7 +1,10 @@
 """What `rrl sql` and `rrl export` do."""
 
+import json
 import sys
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import storage
 from flows.asking import Question, ask
@@ -47,6 +50,47 @@ def export(folder: Path, as_of: int | None, store_path: Path) -> None:
     print_result(f"store {store.path}, as of commit {number}: {num_tables} tables, {num_rows} rows")
     for path in sorted(folder.absolute().iterdir()):
         print_result(f"{path}: {path.stat().st_size} bytes")
+
+
+def export_sft(
+    what: Path, query: str | None, output: Path | None, as_of: int | None, store_path: Path
+) -> None:
+    """Write the rollouts a query names as JSON lines in a new file; say how many."""
+    if str(what) != "sft" or query is None or output is None:
+        raise QueryError(
+            f"expected `rrl export sft --query SQL --output FILE`, or `rrl export FOLDER` without "
+            f"these options; came `{what}`"
+        )
+    _check_new(output)
+    store = storage.open(store_path)
+    examples = storage.sft_examples(store, query, as_of)
+    first = next(examples)  # a query that is refused leaves no file behind
+    num_lines = 0
+    try:
+        with (
+            output.open("x", encoding="utf-8") as file,
+            bar_after(BAR_AFTER_S, "export") as advance,
+        ):
+            for done_frac, example in chain([first], examples):
+                file.write(_sft_line(example) + "\n")
+                num_lines += 1
+                advance(done_frac, f"{num_lines} lines")
+    except FileExistsError:
+        _check_new(output)
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
+    print_result(f"{output.absolute()}: {num_lines} lines, {output.stat().st_size} bytes")
+
+
+def _sft_line(example: dict[str, Any]) -> str:
+    line = {
+        "prompt_id": example["prompt_id"],
+        "messages": json.loads(example["messages_json"]),
+        "completion": example["completion"],
+        "reward": example["reward"],
+    }
+    return json.dumps(line, ensure_ascii=False)
 
 
 def _check_new(output: Path) -> None:

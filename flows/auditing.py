@@ -8,12 +8,15 @@ more and must be the same to the last bit; what is not is named.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import storage
 from flows.batching import Scored, replay_rows
 from flows.config import RunConfig
+from flows.offline import Selection, select
+from flows.offline import decide as decide_offline
 from flows.planned import scored_samples
 from flows.replaying import Pin, decide
 from flows.translate import Row
@@ -61,23 +64,34 @@ def audit(
     """
     storage.require_whole(store)
     pins = {row["iteration"]: row for row in store.read("views_pinned", run_id=run_id)}
+    selected = cache(partial(select, store, run_id, config))
     for iteration in iterations or sorted(i for i in pins if i > 0):
         if iteration not in pins:
             raise storage.QueryError(
                 f"expected an iteration that run {run_id} began, 1 to {max(pins, default=0)}; came "
                 f"{iteration}"
             )
-        yield _audit_iteration(store, run_id, config, pins[iteration])
+        pin = pins[iteration]
+        selection = selected(_judge(pin)) if config.run.mode == "offline" else None
+        yield _audit_iteration(store, run_id, config, pin, selection)
 
 
-def _audit_iteration(store: Store, run_id: str, config: RunConfig, pin: Row) -> Audited:
+def _audit_iteration(
+    store: Store, run_id: str, config: RunConfig, pin: Row, selection: Selection | None
+) -> Audited:
     iteration = pin["iteration"]
     read = partial(store.read, run_id=run_id, iteration=iteration)
     replays, learned = read("replays"), read("learned_samples")
+    if selection is not None:
+        planned = _offline_differences(config, iteration, selection, read)
+    else:
+        planned = chain(
+            _pick_differences(store, run_id, config, pin, read),
+            _batch_differences(store, run_id, config, pin, replays),
+        )
     found = [
         *_pin_differences(store, pin),
-        *_pick_differences(store, run_id, config, pin, read),
-        *_batch_differences(store, run_id, config, pin, replays),
+        *planned,
         *_learned_differences(iteration, replays, read("updates"), learned),
     ]
     return Audited(iteration, len(read("picks")), len(replays), len(learned), found)
@@ -113,12 +127,30 @@ def _pick_differences(
     )
 
 
+def _offline_differences(
+    config: RunConfig, iteration: int, selection: Selection, read: Reader
+) -> Iterator[Difference]:
+    plans = read("replay_plans")
+    if not plans:
+        return
+    derived = decide_offline(config, iteration, selection)
+    yield from _row_differences(iteration, "replay plan", plans, [derived.plan], ())
+    yield from _row_differences(
+        iteration, "replay", read("replays"), derived.replays, ("step", "rollout_id")
+    )
+
+
+def _judge(pin: Row) -> tuple[str, str]:
+    """Return name and version of the scorer whose value is the reward."""
+    name, version = next(iter(json.loads(pin["scorer_versions_json"]).items()))
+    return name, version
+
+
 def _batch_differences(
     store: Store, run_id: str, config: RunConfig, pin: Row, replays: list[Row]
 ) -> Iterator[Difference]:
     iteration = pin["iteration"]
-    [judge, *_] = json.loads(pin["scorer_versions_json"]).items()
-    scored: list[Scored] = scored_samples(store, run_id, iteration, judge)
+    scored: list[Scored] = scored_samples(store, run_id, iteration, _judge(pin))
     derived = replay_rows(config, iteration, scored) if replays else []
     yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
 

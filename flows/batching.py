@@ -74,7 +74,7 @@ def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> 
     rows = []
     for step, chosen in enumerate(steps):
         batch = [used[i] for i in chosen]
-        batch_id = _batch_id([scored[i].rollout["event_id"] for i in batch])
+        batch_id = batch_id_of([scored[i].rollout["event_id"] for i in batch])
         for position, i in enumerate(batch):
             facts = {"step": step, "batch_id": batch_id, "position": position}
             facts |= {"iteration": iteration, "group_id": groups[i], "advantage": advantages[i]}
@@ -160,5 +160,6 @@ def picks_by_rollout(picks: Sequence[Row], rollouts: Sequence[Row]) -> Mapping[s
     return found
 
 
-def _batch_id(rollout_ids: Sequence[str]) -> str:
+def batch_id_of(rollout_ids: Sequence[str]) -> str:
+    """Return the id of a batch: the hash of its rollouts' ids, in order."""
     return "b-" + hashlib.sha256("\n".join(rollout_ids).encode()).hexdigest()[:32]

@@ -222,14 +222,29 @@ def materialize(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="New folder for rrl.duckdb and views.sql.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER|sft",
+            help="New folder for rrl.duckdb and views.sql; or `sft`, with --query and --output.",
+        ),
+    ],
     as_of: Annotated[int | None, typer.Option(help="Write what was known at this commit.")] = None,
+    query: Annotated[
+        str | None, typer.Option(help="sft: SELECT whose one column, rollout_id, says which.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="sft: write to this new JSONL file.")
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write the history as a DuckDB database that needs nothing of this package."""
+    """Write the history as a DuckDB database, or rollouts as lines to learn from (`export sft`)."""
     from flows import asking_commands
 
-    asking_commands.export(folder, as_of, store)
+    if query is None and output is None:
+        asking_commands.export(folder, as_of, store)
+    else:
+        asking_commands.export_sft(folder, query, output, as_of, store)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Run configuration: frozen, validated, a sentence per field; TOML only, never the environment.
 
-`None` means "off". An unknown key is an error. The resolved whole is the first event of a run.
+`None` means "off", written so in TOML too. An unknown key is an error. The resolved whole is the
+first event of a run.
 """
 
 import hashlib
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from flows.config_rules import check_across_sections
 
 PositiveInt = Annotated[int, Field(ge=1)]
 CONFIGS_DIR = Path(__file__).resolve().parent.parent / "configs"
@@ -32,6 +35,11 @@ class RunSection(Section):
     name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]*$", description="Opens the run's id.")
     seed: int = Field(0, ge=0, lt=2**63, description="Root of every seed; forks inherit it.")
     iterations: PositiveInt = Field(20, description="Iterations of generate, score, learn.")
+    mode: Literal["online", "hybrid", "offline"] = Field(
+        "hybrid",
+        description="online: fresh rollouts alone; hybrid: and what of its history is replayed; "
+        "offline: history alone, no sampler is started.",
+    )
 
 
 class LoraSection(Section):
@@ -192,6 +200,17 @@ class ReplaySection(Section):
     )
 
 
+class OfflineSection(Section):
+    """What an offline run learns from."""
+
+    query: str | None = Field(
+        None,
+        description="SELECT with the one column rollout_id, asked as of the run's first pin; "
+        "off: every whole attempt, retry and imported rollout.",
+    )
+    samples: PositiveInt = Field(64, description="Rollouts an iteration.")
+
+
 class ValueSection(Section):
     """The value model that judges history."""
 
@@ -241,43 +260,14 @@ class RunConfig(Section):
     sampler: SamplerSection = Field(default_factory=SamplerSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     replay: ReplaySection = Field(default_factory=ReplaySection)
+    offline: OfflineSection = Field(default_factory=OfflineSection)
     value: ValueSection = Field(default_factory=ValueSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> "RunConfig":
-        s, learner = self.sampler, self.learner
-        if s.max_tokens >= s.context_tokens:
-            raise ValueError(
-                f"`sampler.max_tokens` = {s.max_tokens} leaves no room for a prompt in "
-                f"`sampler.context_tokens` = {s.context_tokens}: "
-                "raise the second or lower the first"
-            )
-        e = self.evaluation
-        if e.max_tokens is not None and e.max_tokens >= s.context_tokens:
-            raise ValueError(
-                f"`evaluation.max_tokens` = {e.max_tokens} leaves no room for a prompt in "
-                f"`sampler.context_tokens` = {s.context_tokens}: "
-                "raise the second or lower the first"
-            )
-        if 0 < e.temperature < 0.01:
-            raise ValueError(
-                f"`evaluation.temperature` = {e.temperature}: expected 0 (greedy) or 0.01 at least"
-            )
-        if learner.correction != "none" and (s.top_p < 1 or s.top_k > 0):
-            raise ValueError(
-                f"`learner.correction` = {learner.correction!r} needs log-probs of the full "
-                f"distribution, "
-                f"but `sampler.top_p` = {s.top_p}, `sampler.top_k` = {s.top_k} cut it: "
-                'set top_p = 1 and top_k = 0, or correction = "none"'
-            )
-        if learner.steps > s.prompts:
-            raise ValueError(
-                f"`learner.steps` = {learner.steps} cannot split "
-                f"`sampler.prompts` = {s.prompts} groups: "
-                "every step needs at least one group"
-            )
+        check_across_sections(self)
         return self
 
     def is_refitted(self, iteration: int) -> bool:
@@ -311,7 +301,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     found = _find(path)
     try:
-        data = tomllib.loads(found.read_text())
+        data = _with_off(tomllib.loads(found.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{found} is not valid TOML: {error}") from error
     for override in overrides:
@@ -352,6 +342,14 @@ def _find(path: Path) -> Path:
     raise ConfigError(
         f"no configuration at {path}: give a TOML file, or one of the shipped {names}"
     )
+
+
+def _with_off(data: dict[str, Any]) -> dict[str, Any]:
+    """Return TOML data with None for "off", which TOML has no word for."""
+    return {
+        key: _with_off(value) if isinstance(value, dict) else None if value == "off" else value
+        for key, value in data.items()
+    }
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

@@ -6,10 +6,9 @@ A batch is the unit of resumption: it is in the log whole, or it is generated ag
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import storage
-from flows.translate import Row, prompt_row, rollout_place, rollout_rows
+from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows
 from flows.wiring import Session
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
 from rrl_core.seeds import derive_seed
@@ -186,20 +185,6 @@ def record_failure(
     row = failure_row(iteration, phase, subject, type(error).__name__, str(error))
     row["attempt"] = len(earlier)
     session.writer.append({"failures": [row]}, batch_key=f"i{iteration:06d}-failure")
-
-
-def failure_row(
-    iteration: int, phase: str, subject: str, kind: str, message: str
-) -> dict[str, Any]:
-    """Return a `failures` row of a first attempt."""
-    return {
-        "iteration": iteration,
-        "phase": phase,
-        "subject": subject,
-        "attempt": 0,
-        "kind": kind,
-        "message": message,
-    }
 
 
 def _failed_prompts(

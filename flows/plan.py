@@ -34,7 +34,8 @@ class Plan:
 def plan_run(config: RunConfig, store: Store | None, engine: str) -> Plan:
     """Return the plan of `config`; a finished run of the same configuration gives the pace."""
     s, e, iterations = config.sampler, config.evaluation, config.run.iterations
-    rollouts = iterations * s.prompts * s.group_size
+    is_offline = config.run.mode == "offline"
+    rollouts = 0 if is_offline else iterations * s.prompts * s.group_size
     num_evaluations = sum(config.is_evaluated(i) for i in range(iterations + 1))
     evaluation_rollouts = num_evaluations * e.prompts
     sampled = rollouts * s.max_tokens + evaluation_rollouts * (e.max_tokens or s.max_tokens)
@@ -58,9 +59,10 @@ def _minutes(
         if row["what"] == "finished" and row["config_json"] == config.to_json():
             return row["elapsed_s"] / 60, f"the finished run {row['run_id']}"
     s = config.sampler
-    learned = (
-        config.run.iterations * s.prompts * (s.group_size * s.max_tokens + ASSUMED_PROMPT_TOKENS)
-    )
+    num_tokens = s.prompts * (s.group_size * s.max_tokens + ASSUMED_PROMPT_TOKENS)
+    if config.run.mode == "offline":
+        num_tokens = config.offline.samples * (s.max_tokens + ASSUMED_PROMPT_TOKENS)
+    learned = config.run.iterations * num_tokens
     seconds = sampled / SAMPLED_TOKENS_PER_S[engine]
     seconds += learned * config.learner.epochs / LEARNED_TOKENS_PER_S
     return seconds / 60, f"a 135M model with {engine} on 2 CPU cores"

@@ -87,6 +87,8 @@ class Progress:
         for row in store.view("training_history", run_id=run_id, iteration=iteration):
             if row["mean_reward"] is not None:
                 parts.append(f"reward {row['mean_reward']:.3f}")
+            elif row["num_learned_samples"] and row["loss"] is not None:
+                parts.append(f"loss {row['loss']:.4f}")
             elif iteration > 0:
                 parts.append(
                     'nothing was scored, nothing learned: see `rrl sql "select status, error, '

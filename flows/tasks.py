@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import storage
-from flows import refitting, replaying
+from flows import offline, refitting, replaying
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
 from flows.generation import (
@@ -54,13 +54,14 @@ def pin(run_id: str, iteration: int) -> int:
     """Fix the commit this iteration reads history as of; the first pin of an iteration holds."""
     session = session_of(run_id)
     head = session.store.head()
+    view = offline.VIEW if session.config.run.mode == "offline" else replaying.VIEW
     versions = {scorer.name: scorer.version for scorer in session.task.scorers}
     row = {
         "iteration": iteration,
         "as_of": head.number,
         "as_of_sha256": head.sha256,
         "scorer_versions_json": json.dumps(versions | replaying.value_version(session)),
-        "views_json": json.dumps(storage.view_digests(replaying.VIEW)),
+        "views_json": json.dumps(storage.view_digests(view)),
     }
     closes = iteration - 1 if iteration > 0 else None
     committed = session.writer.append(
@@ -120,6 +121,8 @@ def plan_batch(run_id: str, iteration: int) -> int:
     What was replayed is compared with what it was replayed for, in the same commit.
     """
     session = session_of(run_id)
+    if session.config.run.mode == "offline":
+        return offline.plan_batch(session, iteration)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
     scored = scored_samples(session.store, run_id, iteration, judge)
     rows = replay_rows(session.config, iteration, scored)

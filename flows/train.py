@@ -7,7 +7,8 @@ The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departu
 3. `pick` chooses what of its history an iteration goes back to: promising states, old successes,
    prompts once solved (RRL, arXiv 2504.14363). Every few iterations history is judged again.
 4. Every step may be called again: what is committed is kept. Resuming is running the same loop.
-5. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
+5. An offline run samples nothing: its batches are planned from history alone (`offline.py`).
+6. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
 """
 
 import secrets
@@ -30,9 +31,10 @@ def train_loop(run_id: str, step: Steps) -> None:
     for iteration in range(newest, planned + 1):
         step.pin(run_id, iteration)
         if iteration > session.lineage.first_iteration:
-            step.pick(run_id, iteration)
-            step.generate(run_id, iteration)
-            step.score(run_id, iteration)
+            if session.config.run.mode != "offline":
+                step.pick(run_id, iteration)
+                step.generate(run_id, iteration)
+                step.score(run_id, iteration)
             step.plan_batch(run_id, iteration)
             step.learn(run_id, iteration)
             if session.config.is_refitted(iteration):

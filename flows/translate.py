@@ -153,6 +153,18 @@ def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
     }
 
 
+def failure_row(iteration: int, phase: str, subject: str, kind: str, message: str) -> Row:
+    """Return a `failures` row of a first attempt."""
+    return {
+        "iteration": iteration,
+        "phase": phase,
+        "subject": subject,
+        "attempt": 0,
+        "kind": kind,
+        "message": message,
+    }
+
+
 def learn_sample(
     replay: Row, rollout: Row, tokens: Row, source_logprobs: Sequence[float] | None
 ) -> LearnSample:

@@ -15,6 +15,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
+from flows.offline import Selection
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
 from flows.streams import is_training
@@ -22,7 +23,8 @@ from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
 from rrl_core.policy.model import ModelSpec, Policy, load_policy_model
-from rrl_core.sampling import SamplerSettings, make_sampler, resolve_sampler_name
+from rrl_core.sampling import SamplerName, SamplerSettings, make_sampler, resolve_sampler_name
+from rrl_core.sampling.none import NoSampler
 from rrl_core.sampling.protocol import Sampler
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
@@ -53,6 +55,7 @@ class Session:
     started_s: float = field(default_factory=time.monotonic)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
+    selection: Selection | None = None  # what an offline run learns from, once it was asked for
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of `split`, read once."""
@@ -114,16 +117,14 @@ def open_session(
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
-    select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
-    try:
-        engine = resolve_sampler_name(config.sampler.engine)
-    except ValueError as error:
-        raise ConfigError(f"`sampler.engine`: {error}") from error
+    engine = None if config.run.mode == "offline" else _checked_engine(config, task)
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
 
     def new_sampler() -> Sampler:
+        if engine is None:
+            return NoSampler()
         return make_sampler(engine, policy, sampler_settings(config))
 
     with progress.status("starting the sampler"):
@@ -150,6 +151,15 @@ def open_session(
                 del _sessions[run_id]
     finally:
         sampler.close()
+
+
+def _checked_engine(config: RunConfig, task: Task) -> SamplerName:
+    """Return the sampler of a run; refuse one that is not here, and more prompts than there are."""
+    select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
+    try:
+        return resolve_sampler_name(config.sampler.engine)
+    except ValueError as error:
+        raise ConfigError(f"`sampler.engine`: {error}") from error
 
 
 def model_spec(config: RunConfig) -> ModelSpec:

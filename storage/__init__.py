@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from storage.identity import event_id
     from storage.liveness import hold_run, is_run_held
     from storage.schemas import TABLES
+    from storage.sft import sft_examples
     from storage.store import Store
     from storage.store import open_store as open
     from storage.verification import Finding, require_whole, verify
@@ -68,6 +69,7 @@ _HOMES = {
     "num_small_segments": "compaction",
     "open": "store",
     "require_whole": "verification",
+    "sft_examples": "sft",
     "verify": "verification",
     "view_digests": "views",
 }
@@ -103,6 +105,7 @@ __all__ = [
     "num_small_segments",
     "open",
     "require_whole",
+    "sft_examples",
     "verify",
     "view_digests",
 ]

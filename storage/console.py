@@ -44,6 +44,7 @@ __all__ = [
     "printable",
     "run_query",
     "run_to_arrow",
+    "selected_ids",
     "story",
     "views_of",
 ]
@@ -114,6 +115,30 @@ def run_to_arrow(
     """Answer one SELECT as `run_query` does, with the types kept: the rows, and what is damaged."""
     question = _Question(query, store.number(as_of), allow_damaged, time_limit_s)
     return _ask(store, question, _take_arrow)
+
+
+def selected_ids(
+    store: Store, query: str, column: str, *, as_of: int | None = None, time_limit_s: float = 600.0
+) -> list[str]:
+    """Return the ids that one SELECT names in its one column, each once, sorted, however many.
+
+    Raises:
+        QueryError: it is not one SELECT, has other columns, fails or takes too long.
+        DamagedError: segments are damaged.
+    """
+
+    def take(connection: duckdb.DuckDBPyConnection, query: str) -> list[str]:
+        reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
+        if reader.schema.names != [column]:
+            raise QueryError(
+                f"expected a query with the one column `{column}`, came one with "
+                f"{', '.join(map(printable, reader.schema.names))}"
+            )
+        found = {str(value) for batch in reader for value in batch.column(0).to_pylist()}
+        return sorted(found)
+
+    question = _Question(query, store.number(as_of), False, time_limit_s)
+    return _ask(store, question, take)[0]
 
 
 def answer(

@@ -28,6 +28,7 @@ VIEWS = (  # in the order of definition: each may use those before it
     "prompt_history",
     "lost_prompts",
     "forgetting",
+    "judged_rollouts",
     "replay_buffer",
     "replay_audit",
     "value_drift",

@@ -90,3 +90,43 @@ def test_first_last_and_every_kth_policy_are_evaluated():
     assert [i for i in range(6) if config.is_evaluated(i)] == [0, 2, 4, 5]
     off = load_config(Path("smoke"), ["evaluation.every=off"])
     assert not any(off.is_evaluated(i) for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["run.mode=online", 'replay.units=["state"]'],
+            r"`run.mode` = 'online' .*`replay.units` = \['state'\]",
+        ),
+        (["run.mode=offline"], r"`run.mode` = 'offline' .*`evaluation.every` = 2.*`rrl evaluate`"),
+        (
+            ["run.mode=offline", "evaluation.every=off", "value.every=1"],
+            r"`run.mode` = 'offline' .*`value.every` = 1",
+        ),
+        (
+            ["run.mode=offline", "evaluation.every=off", 'replay.units=["state"]'],
+            r"`run.mode` = 'offline' .*`replay.units` = \['state'\]",
+        ),
+        (["offline.query=select 1"], r"`run.mode` = 'hybrid' .*`offline.query` = 'select 1'"),
+        (
+            ["run.mode=offline", "evaluation.every=off", "offline.samples=2", "learner.steps=3"],
+            r"`learner.steps` = 3 cannot split `offline.samples` = 2",
+        ),
+    ],
+)
+def test_modes_refuse_what_they_cannot_do_and_name_both_settings(
+    overrides: list[str], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        load_config(Path("smoke"), overrides)
+
+
+def test_off_is_written_so_in_toml(tmp_path: Path):
+    path = tmp_path / "off.toml"
+    path.write_text('[evaluation]\nevery = "off"\n')
+    assert load_config(path).evaluation.every is None
+
+
+def test_a_run_without_a_mode_replays_what_it_is_told_to():
+    assert load_config(Path("smoke-replay")).run.mode == "hybrid"

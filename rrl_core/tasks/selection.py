@@ -1,4 +1,4 @@
-"""Which train prompts an iteration uses: a pure function, so that a resumed run picks the same."""
+"""What an iteration uses, of train prompts or of stored rollouts: the same in a resumed run."""
 
 import functools
 import random
@@ -33,8 +33,30 @@ def select_prompts(
             f"came iteration {iteration}, {per_iteration} per iteration and {num_prompts} prompts; "
             f"use fewer prompts per iteration or give the task more"
         )
-    epoch, place = divmod(iteration - 1, num_prompts // per_iteration)
-    order = _epoch_order(num_prompts, derive_seed(seed_root, "prompt order", epoch))
+    return _cut(num_prompts, iteration, per_iteration, seed_root, "prompt order")
+
+
+def select_rollouts(
+    num_rollouts: int, iteration: int, per_iteration: int, seed_root: int
+) -> list[int]:
+    """Return the indices of the stored rollouts that `iteration` of an offline run learns from.
+
+    Epochs and arguments are those of `select_prompts`.
+
+    Raises:
+        TaskError: there are fewer rollouts than an iteration takes.
+    """
+    if not (iteration >= 1 and 1 <= per_iteration <= num_rollouts):
+        raise TaskError(
+            f"expected at least `offline.samples` = {per_iteration} rollouts to learn from; came "
+            f"{num_rollouts}; take fewer samples, or let `offline.query` name more"
+        )
+    return _cut(num_rollouts, iteration, per_iteration, seed_root, "rollout order")
+
+
+def _cut(number: int, iteration: int, per_iteration: int, seed_root: int, what: str) -> list[int]:
+    epoch, place = divmod(iteration - 1, number // per_iteration)
+    order = _epoch_order(number, derive_seed(seed_root, what, epoch))
     return list(order[place * per_iteration : (place + 1) * per_iteration])
 
 

@@ -157,3 +157,20 @@ def test_a_run_without_replay_says_why_nothing_is_replayed(tmp_path: Path):
     assert plan["num_picked"] == 0
     assert plan["waiting_reason"] == "first iteration"
     assert json.loads(plan["reasons_json"]) == {}
+
+
+def test_ppo_replays_states_to_the_last_bit(tmp_path: Path):
+    config = replay_config(
+        "learner.algorithm=ppo", 'replay.units=["state"]', "evaluation.every=off",
+        "run.iterations=4", "learner.critic_warmup=1",
+    )  # fmt: skip
+    store = run_here(tmp_path / "store", config)
+    units = {row["unit"] for row in store.read("replays", run_id=RUN_ID)}
+    assert units == {"fresh", "state"}
+    assert all("value_loss" in row["metrics_json"] for row in store.read("updates", run_id=RUN_ID))
+    assert len({row["adapter_digest"] for row in store.read("policies", run_id=RUN_ID)}) > 2
+    audited = list(audit(store, RUN_ID, config))
+    assert [str(d) for a in audited for d in a.differences] == []
+    with Progress(quiet=True) as progress:
+        for iteration in (2, 4):
+            assert retake(store, RUN_ID, config, iteration, progress).is_same

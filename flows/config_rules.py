@@ -1,0 +1,84 @@
+"""What must hold across the sections of a configuration; every message names both settings."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flows.config import RunConfig
+
+
+def check_across_sections(config: "RunConfig") -> None:
+    """Raise ValueError with the first rule that does not hold."""
+    for problem in chain(_lengths(config), _correction(config), _steps(config), _mode(config)):
+        raise ValueError(problem)
+
+
+def _lengths(config: "RunConfig") -> Iterator[str]:
+    s, e = config.sampler, config.evaluation
+    for name, max_tokens in (
+        ("sampler.max_tokens", s.max_tokens),
+        ("evaluation.max_tokens", e.max_tokens),
+    ):
+        if max_tokens is not None and max_tokens >= s.context_tokens:
+            yield (
+                f"`{name}` = {max_tokens} leaves no room for a prompt in "
+                f"`sampler.context_tokens` = {s.context_tokens}: "
+                "raise the second or lower the first"
+            )
+    if 0 < e.temperature < 0.01:
+        yield f"`evaluation.temperature` = {e.temperature}: expected 0 (greedy) or 0.01 at least"
+
+
+def _correction(config: "RunConfig") -> Iterator[str]:
+    s, correction = config.sampler, config.learner.correction
+    if correction != "none" and (s.top_p < 1 or s.top_k > 0):
+        yield (
+            f"`learner.correction` = {correction!r} needs log-probs of the full distribution, "
+            f"but `sampler.top_p` = {s.top_p}, `sampler.top_k` = {s.top_k} cut it: "
+            'set top_p = 1 and top_k = 0, or correction = "none"'
+        )
+
+
+def _steps(config: "RunConfig") -> Iterator[str]:
+    is_offline, steps = config.run.mode == "offline", config.learner.steps
+    name = "offline.samples" if is_offline else "sampler.prompts"
+    number = config.offline.samples if is_offline else config.sampler.prompts
+    if steps > number:
+        what = "samples" if is_offline else "groups"
+        yield (
+            f"`learner.steps` = {steps} cannot split `{name}` = {number} {what}: "
+            f"every step needs at least one"
+        )
+
+
+def _mode(config: "RunConfig") -> Iterator[str]:
+    mode, units = config.run.mode, list(config.replay.units)
+    if mode == "online" and units:
+        yield (
+            f"`run.mode` = 'online' learns from fresh rollouts alone, but `replay.units` = {units}:"
+            ' set run.mode = "hybrid", or replay.units = []'
+        )
+    if mode != "offline":
+        if config.offline.query is not None:
+            yield (
+                f"`run.mode` = {mode!r} asks no history, but `offline.query` = "
+                f'{config.offline.query!r}: set run.mode = "offline", or leave the query out'
+            )
+        return
+    if units:
+        yield (
+            "`run.mode` = 'offline' learns from what `offline.query` names, but `replay.units` = "
+            f"{units}: leave the units out"
+        )
+    if config.evaluation.every is not None:
+        yield (
+            "`run.mode` = 'offline' starts no sampler, but `evaluation.every` = "
+            f'{config.evaluation.every} needs one: set evaluation.every = "off", and evaluate the '
+            "policies later with `rrl evaluate`"
+        )
+    if config.value.every is not None:
+        yield (
+            "`run.mode` = 'offline' samples nothing that a value model could judge, but "
+            f'`value.every` = {config.value.every}: set value.every = "off"'
+        )
