@@ -27,7 +27,7 @@ import storage
 from flows.batching import batch_id_of
 from flows.config import RunConfig
 from flows.lineage import lineage_of
-from flows.translate import Row, failure_row, stored_prompt, score_row
+from flows.translate import Row, failure_row, score_row, stored_prompt
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.policy.learner import plan_steps
 from rrl_core.replay.credit import offline_advantage
