@@ -24,11 +24,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import storage
-from flows.generation import failure_row
 from flows.judging import HistoryJudge, Judged, ShardPlace, make_judge
 from flows.machine import code_version, package_versions
 from flows.progress import Progress
-from flows.translate import Row
+from flows.translate import Row, failure_row
 from storage import StorageError, Store, StreamWriter
 from storage.slices import Contents, Shard, Slice, Wanted
 
