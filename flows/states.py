@@ -51,19 +51,21 @@ def state_rows(
         if rollout["prompt_id"] not in seen:
             cuts = [PROMPT_CUT, *cuts]
             seen.add(rollout["prompt_id"])
-        rows += [
-            {
-                "iteration": iteration,
-                "rollout_id": rollout["event_id"],
-                "prefix_tokens": cut.prefix_tokens,
-                "source_run_id": rollout["run_id"],
-                "prompt_id": rollout["prompt_id"],
-                "prefix_sha256": prefix_sha256(ids[: cut.prefix_tokens])[:32],
-                "cut": cut.cut,
-            }
-            for cut in cuts
-        ]
+        rows += [state_row(iteration, rollout, ids, cut) for cut in cuts]
     return rows
+
+
+def state_row(iteration: int, rollout: Row, ids: Sequence[int], cut: Cut) -> Row:
+    """Return the `states` row of one cut of a rollout with the completion `ids`."""
+    return {
+        "iteration": iteration,
+        "rollout_id": rollout["event_id"],
+        "prefix_tokens": cut.prefix_tokens,
+        "source_run_id": rollout["run_id"],
+        "prompt_id": rollout["prompt_id"],
+        "prefix_sha256": prefix_sha256(ids[: cut.prefix_tokens])[:32],
+        "cut": cut.cut,
+    }
 
 
 def features_of(

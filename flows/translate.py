@@ -135,8 +135,8 @@ def value_model_row(facts: Row, examined: Health) -> Row:
     return facts | own | {"scorer": "value", "metrics_json": json.dumps(metrics)}
 
 
-def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
-    """Return the `scores` row of a state judged by a value model."""
+def value_row(iteration: int, state_id: str, version: str, value: float | None) -> Row:
+    """Return the `scores` row of a state judged by a value model; None where it has no features."""
     return {
         "iteration": iteration,
         "target_id": state_id,
@@ -146,9 +146,9 @@ def value_row(iteration: int, state_id: str, version: str, value: float) -> Row:
         "target_kind": "state",
         "kind": "value",
         "value": value,
-        "status": "ok",
+        "status": "scorer_error" if value is None else "ok",
         "components_json": "{}",
-        "feedback": "",
+        "feedback": "the features are not finite" if value is None else "",
         "elapsed_ms": 0.0,
     }
 

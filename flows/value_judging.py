@@ -15,18 +15,18 @@ import numpy as np
 
 import storage
 from flows.judging import Judged, Kind, ShardPlace, TargetKind
-from flows.translate import Row
+from flows.states import PROMPT_CUT, state_row
+from flows.translate import Row, value_row
 from flows.wiring import model_spec, stored_config
 from rrl_core.policy.model import Policy, load_policy_model
-from rrl_core.value.cuts import Cut, cut_points, prefix_sha256
+from rrl_core.value.cuts import cut_points
 from rrl_core.value.features import StateSequence, backbone_digest, state_features
 from rrl_core.value.model import ValueModel
 from storage import StorageError, Store
 from storage.slices import ShardRows
 
-MAX_CUTS = 4
+MAX_CUTS = 4  # of a response that no stream cut before; in training `value.cuts` says it
 MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
-PROMPT_CUT = Cut(0, "prompt")
 OTHER_MODEL = "its token ids are not those of the base model"
 TOO_LONG = "its prompt fills the model's context"
 
@@ -138,16 +138,7 @@ class ValueJudge:
         if is_prompt_new or not (is_cut or cuts):
             cuts = [PROMPT_CUT, *cuts]
         return [
-            {
-                "run_id": place.run_id,
-                "iteration": place.iteration,
-                "rollout_id": response["event_id"],
-                "prefix_tokens": cut.prefix_tokens,
-                "source_run_id": response["run_id"],
-                "prompt_id": response["prompt_id"],
-                "prefix_sha256": prefix_sha256(ids[: cut.prefix_tokens])[:32],
-                "cut": cut.cut,
-            }
+            state_row(place.iteration, response, ids, cut) | {"run_id": place.run_id}
             for cut in cuts
         ]
 
@@ -182,20 +173,8 @@ class ValueJudge:
     def _score_row(
         self, iteration: int, target: _Target, value: float | None, elapsed_ms: float
     ) -> Row:
-        return {
-            "iteration": iteration,
-            "target_id": target.state_id,
-            "scorer": self.name,
-            "scorer_version": self.version,
-            "attempt": target.attempt,
-            "target_kind": "state",
-            "kind": self.kind,
-            "value": value,
-            "status": "ok" if value is not None else "scorer_error",
-            "components_json": "{}",
-            "feedback": "" if value is not None else "the features are not finite",
-            "elapsed_ms": elapsed_ms,
-        }
+        row = value_row(iteration, target.state_id, self.version, value)
+        return row | {"attempt": target.attempt, "elapsed_ms": elapsed_ms}
 
 
 def load_value_judge(store: Store, run_id: str | None, version: str | None) -> ValueJudge:
