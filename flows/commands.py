@@ -14,6 +14,7 @@ from flows.forking import plan_fork
 from flows.orchestrate import Orchestrator
 from flows.plan import plan_run
 from flows.progress import Progress
+from flows.streams import is_finished
 from flows.summary import print_summary, run_summary
 from flows.train import new_run_id
 from flows.train import train as train_run
@@ -64,7 +65,7 @@ def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
     ended = "finished"
     with Progress() as progress:
         progress.note(f"run {run_id} · store {store.path}")
-        if _is_finished(store, run_id):
+        if is_finished(store, run_id):
             progress.note("the run is already finished: nothing to do")
         else:
             ended = train_run(store, config, run_id, request.orchestrator, progress, fork)
@@ -107,10 +108,6 @@ def _resumed(store: Store, request: TrainRequest) -> RunConfig:
         )
     assert request.resume is not None
     return stored_config(store, request.resume)
-
-
-def _is_finished(store: Store, run_id: str) -> bool:
-    return any(row["what"] == "finished" for row in store.read("runs", run_id=run_id))
 
 
 def _check_new(store: Store, run_id: str) -> None:

@@ -63,9 +63,10 @@ def train(
 
     opened = storage.open(store, create=True)
     settings, run_id = _run_to_train(opened, config, overrides or [], run_id)
-    ended = train_run(opened, settings, run_id, "prefect", LoggedProgress())
-    if ended == "interrupted":
-        return Cancelled(message=f"{run_id} was stopped; with config null it goes on")
+    if not streams.is_finished(opened, run_id):
+        ended = train_run(opened, settings, run_id, "prefect", LoggedProgress())
+        if ended == "interrupted":
+            return Cancelled(message=f"{run_id} was stopped; with config null it goes on")
     return {"run_id": run_id, "head": opened.head().number}
 
 

@@ -25,6 +25,11 @@ def is_training(run: Mapping[str, Any]) -> bool:
     return run["kind"] in (None, "train")
 
 
+def is_finished(store: Store, run_id: str) -> bool:
+    """Return whether a run has come to its planned end."""
+    return any(row["what"] == "finished" for row in store.read("runs", run_id=run_id))
+
+
 def newest_training_run(store: Store) -> str:
     """Return the training run that was opened last."""
     runs = [row["run_id"] for row in store.read("runs") if is_training(row)]
