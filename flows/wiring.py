@@ -9,7 +9,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import package_versions
-from flows.offline import Selection
+from flows.offline import Selection, named_ids
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
 from flows.tracking import Tracker
@@ -105,7 +105,11 @@ def open_session(
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
-    engine = None if config.run.mode == "offline" else _checked_engine(config, task)
+    engine = None
+    if config.run.mode == "offline":
+        named_ids(store, config, store.head().number)  # a wrong query shows before it is needed
+    else:
+        engine = _checked_engine(config, task)
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
@@ -115,7 +119,7 @@ def open_session(
             return NoSampler()
         return make_sampler(engine, policy, sampler_settings(config))
 
-    with progress.status("starting the sampler"):
+    with progress.status("starting the sampler") if engine else nullcontext():
         sampler = new_sampler()
     try:
         with storage.hold_run(store, run_id):
