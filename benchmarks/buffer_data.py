@@ -77,7 +77,7 @@ def compact(store: storage.Store) -> None:
 
 
 def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
-    writer, rng = run.writer, run.rng
+    rng = run.rng
     prompts = np.repeat(rng.choice(NUM_PROMPTS, GROUPS, replace=False), GROUP_SIZE).tolist()
     rollouts = [
         _rollout(iteration, prompt, n % GROUP_SIZE, "attempt", "")
@@ -120,8 +120,9 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
 
 def _prompt(number: int) -> Row:
     return {
-        "prompt_id": f"prompt-{number:06d}", "task": "sums", "split": "train", "messages_json": "[]",
-        "answer": "4", "difficulty": ("easy", "hard")[number % 2], "meta_json": "{}",
+        "prompt_id": f"prompt-{number:06d}", "task": "sums", "split": "train",
+        "messages_json": "[]", "answer": "4",
+        "difficulty": ("easy", "hard")[number % 2], "meta_json": "{}",
     }  # fmt: skip
 
 

@@ -71,6 +71,40 @@ def train(
 
 
 @app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Training run that published it.")],
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="Policy of this iteration; the newest if left out.")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Held-out prompts; as the run's configuration says.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "held_out",
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a stored policy on held-out prompts, outside training."""
+    from flows import evaluate_commands
+
+    evaluate_commands.evaluate(run, iteration, prompts, name, store, as_json)
+
+
+@app.command()
+def deploy(
+    pool: Annotated[str, typer.Option(help="Work pool, created where it is missing.")] = "rrl",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this deployment; may be repeated.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Register the schedules of this store with a Prefect server."""
+    from flows import deploy_commands
+
+    deploy_commands.deploy(store, pool, tuple(only or ()), as_json)
+
+
+@app.command()
 def init(store: StoreOption = DEFAULT_STORE) -> None:
     """Create an empty store."""
     from flows import inspect_commands
@@ -246,6 +280,38 @@ def compact(
     maintenance_commands.compact(run_id, grace_s, store, as_json)
 
 
+@app.command()
+def rescore(
+    scorer: Annotated[
+        str,
+        typer.Option(
+            help="final_number, strict_format, module:function, judge:FILE.toml, value (the newest "
+            "value model) or value:VERSION."
+        ),
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option(help="SQL condition over the columns of `rollouts`; all without it."),
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
+    as_of: Annotated[
+        int | None, typer.Option(help="History as of this commit; the newest without it.")
+    ] = None,
+    shard_rollouts: Annotated[
+        int, typer.Option(min=1, help="Rollouts a commit: what a killed process may lose.")
+    ] = 512,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge history again by one scorer; adds the scores it lacks, changes none."""
+    from flows import rescore_commands
+    from flows.rescoring import RescoreRequest
+
+    rescore_commands.rescore(
+        RescoreRequest(scorer, where, run, as_of, shard_rollouts), store, as_json
+    )
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="smollm2-135m")],
@@ -324,14 +390,16 @@ EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
     **dict.fromkeys((
-            "DiskFullError", "FetchError", "LearnerError", "OptimizerStateError", "SamplerError",
-            "UnsupportedModelError",
+            "DeployError", "DiskFullError", "FetchError", "JudgeError", "LearnerError",
+            "OptimizerStateError",
+            "SamplerError", "UnsupportedModelError",
         ), EXIT_FAILED),
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError", "RowError",
-            "RunError", "StorageError", "StoreNotFoundError", "TaskError",
+            "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError", "RescoreError",
+            "RowError", "RunError", "StorageError", "StoreNotFoundError", "TaskError",
+            "ValueModelError",
         ),
         EXIT_BAD_INPUT,
     ),

@@ -120,7 +120,8 @@ def _generate_batch(
     started = time.monotonic()
     completions = _sample(session, phase, batch_key, batch)
     version = session.sampler.policy_version
-    [policy] = session.store.read("policies", run_id=session.run_id, iteration=version)
+    policies_of = session.policy_run_id or session.run_id
+    [policy] = session.store.read("policies", run_id=policies_of, iteration=version)
     facts = {
         "policy_version": version,
         "policy_digest": policy["policy_digest"],

@@ -11,6 +11,8 @@ from typing import Any
 import storage
 from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
 from flows.machine import machine
+from flows.rescore_commands import rescore_command
+from flows.streams import is_training
 from storage import console as sql_console
 from storage.answers import table_text
 from storage.probe import probe
@@ -52,15 +54,13 @@ def doctor(store_path: Path, as_json: bool) -> None:
 def runs(store_path: Path, as_json: bool) -> None:
     """List the runs of a store with their state and, where they can go on, the resume command."""
     store = storage.open(store_path)
+    opened = {row["run_id"]: row for row in store.read("runs")}
     rows = []
     for row in store.view("run_overview"):
         alive = storage.is_run_held(store, row["run_id"])
         state = "alive" if alive else ("dead" if row["state"] == "open" else row["state"])
         can_resume = not alive and state != "finished"
-        command = shlex.join(
-            ["rrl", "train", "--resume", row["run_id"], "--store", str(store_path)]
-        )
-        resume = command if can_resume else ""
+        resume = _resume_command(opened[row["run_id"]], store_path) if can_resume else ""
         rows.append({**row, "state": state, "resume": resume})
     if as_json:
         print_result(json.dumps(rows, default=_plain))
@@ -70,6 +70,7 @@ def runs(store_path: Path, as_json: bool) -> None:
         return
     columns = (
         "run_id",
+        "kind",
         "state",
         "last_iteration",
         "planned_iterations",
@@ -78,6 +79,14 @@ def runs(store_path: Path, as_json: bool) -> None:
     )
     print_result(f"store {store.path}")
     print_result(table_text(columns, [tuple(row[c] for c in columns) for row in rows]).rstrip())
+
+
+def _resume_command(opened: dict[str, Any], store_path: Path) -> str:
+    if opened["kind"] == "rescore":
+        return rescore_command(json.loads(opened["config_json"]), store_path)
+    if not is_training(opened):
+        return ""
+    return shlex.join(["rrl", "train", "--resume", opened["run_id"], "--store", str(store_path)])
 
 
 def show(event_id: str, store_path: Path, allow_damaged: bool, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import re
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -76,6 +77,17 @@ def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def code_version() -> str:
+    """Return rrl's version, with the commit of its checkout where there is one."""
+    version = importlib.metadata.version("rrl")
+    folder = Path(__file__).resolve().parent
+    git = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return f"{version}+{git.stdout.strip()}" if git.returncode == 0 else version
 
 
 def num_gpus(devices: Path = Path("/dev")) -> int:

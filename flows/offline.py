@@ -27,7 +27,7 @@ import storage
 from flows.batching import batch_id_of
 from flows.config import RunConfig
 from flows.lineage import lineage_of
-from flows.translate import Row, failure_row, prompt_of_row, score_row
+from flows.translate import Row, failure_row, score_row, stored_prompt
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.policy.learner import plan_steps
 from rrl_core.replay.credit import offline_advantage
@@ -284,7 +284,7 @@ def _judge(session: "Session", iteration: int, rollout_ids: list[str]) -> None:
             rollouts = store.read("rollouts", event_ids=ids)
             places = [storage.event_id("prompts", rollout) for rollout in rollouts]
             prompts = {
-                p["event_id"]: prompt_of_row(p) for p in store.read("prompts", event_ids=places)
+                p["event_id"]: stored_prompt(p) for p in store.read("prompts", event_ids=places)
             }
             rows = [
                 score_row(r, scorer, score_one(scorer, prompts[p], r["completion"]), 0.0, iteration)

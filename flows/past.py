@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 import storage
 from flows.config import RunConfig
 from flows.lineage import Lineage, lineage_of
-from flows.machine import package_versions
+from flows.machine import code_version, package_versions
 from flows.progress import Progress
 from flows.refitting import fit, recent_iterations
 from flows.states import CUT_ROLES, Outcome, StateFeatures, state_rows
 from flows.translate import Row
-from flows.wiring import code_version, model_spec, stored_config
+from flows.wiring import model_spec, stored_config
 from rrl_core.policy.model import Policy, load_policy_model
 from rrl_core.seeds import derive_seed
 from storage import Store

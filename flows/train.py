@@ -63,7 +63,8 @@ def train(
         SupersededError: another process opened the same run; this one has stopped writing.
         StorageError, TaskError, SamplerError: named in their messages; nothing committed is lost.
     """
-    with open_session(store, run_id, config, progress, fork):
+    facts = None if fork is None else vars(fork)
+    with open_session(store, run_id, config, progress, facts=facts):
         try:
             run_loop(train_loop, run_id, orchestrator, store.path)
         except StopRequested:

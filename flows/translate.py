@@ -29,12 +29,17 @@ def prompt_row(prompt: Prompt) -> Row:
     }
 
 
-def prompt_of_row(row: Row) -> Prompt:
-    """Return the prompt of a `prompts` row."""
+def stored_prompt(row: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of a row that has the columns of `prompts`."""
     return Prompt(
-        row["prompt_id"], row["task"], row["split"], tuple(json.loads(row["messages_json"])),
-        row["answer"], row["difficulty"], json.loads(row["meta_json"]),
-    )  # fmt: skip
+        prompt_id=row["prompt_id"],
+        task=row["task"],
+        split=row["split"],
+        messages=tuple(json.loads(row["messages_json"])),
+        answer=row["answer"],
+        difficulty=row["difficulty"],
+        meta=json.loads(row["meta_json"]),
+    )
 
 
 def rollout_place(run_id: str, iteration: int, role: str, prompt_id: str, sample_index: int) -> Row:

@@ -4,23 +4,21 @@ Prefect tasks get ids, never engines or models; they find their session here by 
 """
 
 import hashlib
-import importlib.metadata
 import json
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
-from flows.machine import package_versions
+from flows.machine import code_version, package_versions
 from flows.offline import Selection, named_ids
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
+from flows.streams import is_training
 from flows.tracking import Tracker
 from rrl_core.policy.adapters import LoraSettings
 from rrl_core.policy.learner import Learner, LearnerConfig
@@ -52,6 +50,7 @@ class Session:
     make_sampler: Callable[[], Sampler]
     lineage: Lineage
     state_features: StateFeatures
+    policy_run_id: str | None = None  # run whose policies are sampled, where it is another
     should_stop: bool = False
     started_s: float = field(default_factory=time.monotonic)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
@@ -90,18 +89,31 @@ class Fork:
     """Where a new run branches off: a published policy, and the history as of a commit."""
 
     parent_run_id: str
-    iteration: int
-    as_of: int
+    parent_iteration: int
+    parent_as_of: int
 
 
 @contextmanager
 def open_session(
-    store: Store, run_id: str, config: RunConfig, progress: Progress, fork: Fork | None = None
+    store: Store,
+    run_id: str,
+    config: RunConfig,
+    progress: Progress,
+    policy_run_id: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Build every object of the run and open its stream for writing.
 
     Everything that can be wrong with the configuration, the data or the model is found before the
     first event is written.
+
+    Args:
+        store: the store.
+        run_id: the stream.
+        config: its configuration.
+        progress: told what is waited for.
+        policy_run_id: the run whose policies are sampled; None: this one's own.
+        facts: further columns of the `runs` row that opens the stream.
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
@@ -124,8 +136,8 @@ def open_session(
     try:
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
-            _check_resumed(store, run_id, digest, policy)
-            writer = store.open_stream(run_id, opened_row(config, digest, fork))
+            _check_resumed(store, policy_run_id or run_id, digest, policy)
+            writer = store.open_stream(run_id, opened_row(config, digest) | dict(facts or {}))
             tracker = Tracker(store.path, config, run_id)
             lineage = lineage_of(store, run_id)
             states_of = states_in_training(store, lineage, config.value.every)
@@ -133,7 +145,7 @@ def open_session(
             features = StateFeatures(store, lineage, policy, max_tokens, states_of)
             session = Session(
                 run_id, config, store, writer, task, policy, learner, sampler, tracker,
-                progress, new_sampler, lineage, features,
+                progress, new_sampler, lineage, features, policy_run_id,
             )  # fmt: skip
             _sessions[run_id] = session
             try:
@@ -207,13 +219,10 @@ def _check_resumed(store: Store, run_id: str, digest: str, policy: Policy) -> No
             )
 
 
-def opened_row(config: RunConfig, task_digest: str, fork: Fork | None = None) -> dict[str, Any]:
+def opened_row(config: RunConfig, task_digest: str) -> dict[str, Any]:
     """Return the facts with which a training run is opened."""
     return {
         "kind": "train",
-        "parent_run_id": None if fork is None else fork.parent_run_id,
-        "parent_iteration": None if fork is None else fork.iteration,
-        "parent_as_of": None if fork is None else fork.as_of,
         "task_sha256": task_digest,
         "config_json": config.to_json(),
         "seed_root": config.run.seed,
@@ -230,21 +239,15 @@ def stored_config(store: Store, run_id: str) -> RunConfig:
 
     Raises:
         ConfigError: the run was written with keys this version does not know.
+        StorageError: there is no such run, or it is no training run.
     """
     rows = store.read("runs", run_id=run_id)
     if not rows:
         raise storage.StorageError(
             f"no run {run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
+    if not is_training(rows[0]):
+        raise storage.StorageError(
+            f"{run_id!r}: expected a training run, came a stream of kind {rows[0]['kind']}"
+        )
     return parse_config(json.loads(rows[0]["config_json"]), f"configuration of {run_id}")
-
-
-def code_version() -> str:
-    """Return rrl's version, with the commit of its checkout where there is one."""
-    version = importlib.metadata.version("rrl")
-    folder = Path(__file__).resolve().parent
-    git = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return f"{version}+{git.stdout.strip()}" if git.returncode == 0 else version

@@ -13,7 +13,7 @@ from storage.commits import KINDS
 from storage.log import CHECKPOINT_EVERY
 from storage.schemas import COMMON, TABLES, Column, Table
 from storage.upcast import SQL_TYPES
-from storage.views import VIEWS, Views, view_sql
+from storage.views import VIEWS, Views, arguments, view_sql
 
 _OPENING = f"""\
 # The event log
@@ -140,8 +140,9 @@ def _views() -> list[str]:
         columns = empty.connection.sql(f"describe {name}").fetchall()
         listed = ", ".join(f"`{column}` {type_.lower()}" for column, type_, *_ in columns)
         says = header(name)
+        takes = f"- Parameters: {_line(says['Parameters'])}\n" if arguments(name) else ""
         texts.append(
-            f"### {name}\n\n{_line(says['Question'])}\n\n- Grain: {_line(says['Grain'])}\n"
+            f"### {name}\n\n{_line(says['Question'])}\n\n- Grain: {_line(says['Grain'])}\n{takes}"
             f"- Columns: {listed}.\n\n```text\n{says['Columns']}\n```\n"
         )
     return texts

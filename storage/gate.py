@@ -28,7 +28,13 @@ _TABLE_FUNCTIONS = {
     "duckdb_columns",
     "duckdb_views",
 }
-
+_CHANGING = {  # functions, some written without brackets
+    *("random", "setseed", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval", "currval"),
+    *("now", "today", "current_date", "current_time", "current_timestamp", "localtime"),
+    *("localtimestamp", "current_localtime", "current_localtimestamp", "get_current_time"),
+    *("get_current_timestamp", "transaction_timestamp", "current_query_id", "txid_current"),
+    *("current_transaction_id", "current_connection_id", "sleep_ms", "write_log"),
+}
 
 MAX_QUERY_CHARS = 100_000
 
@@ -45,15 +51,7 @@ def check_length(query: str) -> None:
 def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     """Raise `QueryError` unless `query` is exactly one SELECT that can only read."""
     check_length(query)
-    [[answer]] = connection.execute(
-        "select json_serialize_sql($query)", {"query": query}
-    ).fetchall()
-    try:
-        parsed = json.loads(answer)
-    except RecursionError as error:
-        raise QueryError("the query is nested too deeply to be looked at; nothing was run") from (
-            error
-        )
+    parsed = _parsed(connection, query)
     if parsed["error"]:
         if parsed["error_type"] == "parser":
             raise QueryError(f"the query has a syntax error: {printable(parsed['error_message'])}")
@@ -66,6 +64,31 @@ def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> No
             raise QueryError(f"expected a SELECT that only reads, came a {kind}; nothing was run")
         if kind == "TABLE_FUNCTION":
             _check_function(node["function"]["function_name"])
+
+
+def check_is_repeatable(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raise `QueryError` when a SELECT asks for chance or for the present moment."""
+    for node in _nodes(_parsed(connection, query)):
+        names = [node.get("function_name", ""), *node.get("column_names", [])[-1:]]
+        changing = [name for name in names if name.lower() in _CHANGING]
+        if changing or node.get("sample"):
+            raise QueryError(
+                f"expected a condition that says the same whenever it is asked, came one with "
+                f"`{changing[0] if changing else 'sample'}`; compare with fixed values instead, or "
+                "select by hash(event_id) % 10"
+            )
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, query: str) -> Any:
+    [[answer]] = connection.execute(
+        "select json_serialize_sql($query)", {"query": query}
+    ).fetchall()
+    try:
+        return json.loads(answer)
+    except RecursionError as error:
+        raise QueryError("the query is nested too deeply to be looked at; nothing was run") from (
+            error
+        )
 
 
 def _check_function(name: str) -> None:

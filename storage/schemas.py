@@ -153,13 +153,18 @@ RUNS = Table(
         Column(
             "kind",
             TEXT,
-            "What the stream does: train, rescore (judge history again) or refit (value models).",
+            "What the stream does: train, rescore (judge history again), refit (value models), "
+            "evaluate (a stored policy) or flow (what went wrong with a schedule).",
             nullable=True,
             since=3,
             upcast="'train'",
         ),
-        Column("parent_run_id", TEXT, "Run it was forked from.", nullable=True, since=3),
-        Column("parent_iteration", INT, "Iteration it was forked at.", nullable=True, since=3),
+        Column(
+            "parent_run_id", TEXT, "Run it was forked from, or evaluates.", nullable=True, since=3
+        ),
+        Column(
+            "parent_iteration", INT, "Iteration of that run it takes up.", nullable=True, since=3
+        ),
         Column(
             "parent_as_of", LONG, "Commit its parent's history ends with.", nullable=True, since=3
         ),

@@ -146,7 +146,7 @@ class Store:
                 for all of its rows.
             params: values of the parameters; of a view the arguments beside `as_of`.
             as_of: commit number; None is the newest.
-            batch_rows: rows of a batch; the last one has fewer.
+            batch_rows: the most rows of a batch.
             check_hashes: as for `sql`.
 
         Raises:

@@ -2,9 +2,9 @@
 
 Invariant: `as_of` is a predicate on the commit of a row, never a choice of files, so an answer as
 of N stays the same for ever. Every name is a macro with an `as_of` argument and a plain view as of
-the number the connection was opened with. A view may take further arguments, which are null unless
-they are given by name: `replay_buffer(17, run := 'sums-a')`. `_commit` and `_row` come from the
-log, the rest from files that are named one by one.
+the number the connection was opened with; a view may take further arguments, by name, which are
+null by default: `replay_buffer(17, run := 'a')`. `_commit` and `_row` come from the log, the rest
+from files that are named one by one.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """The example store that docs/sql.md asks, and the answers it gives.
 
 Two runs of four iterations on small sums (`sums-a`; `sums-b`, which was interrupted, takes two
-steps an iteration and replays old rollouts), and a stream that judges `sums-a` once more with a
-newer scorer. Everything but nonces and moments is a function of this file: tokens are bytes, and
-seconds are made up.
+steps an iteration, fits value models and replays states and old rollouts), and a stream that judges
+`sums-a` once more with a newer scorer. Everything but nonces and moments is a function of this
+file: tokens are bytes, and seconds are made up.
 
     python -m tests.docs_example FOLDER    make the store in a new folder
     python -m tests.docs_example --write   put the present answers into docs/sql.md
@@ -18,6 +18,7 @@ from statistics import fmean
 
 import storage
 from storage import console
+from tests.docs_replay import continue_states, refit
 from tests.docs_sums import (
     EVAL,
     GROUP_SIZE,
@@ -54,7 +55,7 @@ def build(path: Path) -> storage.Store:
     path.mkdir(parents=True)
     store = storage.open(path, create=True)
     for run in (SUMS_A, SUMS_B):
-        _Training(store, run).run_all()
+        Training(store, run).run_all()
     _judge_again(store, SUMS_A)
     return store
 
@@ -74,21 +75,27 @@ def answered(text: str, store: storage.Store) -> str:
     )
 
 
-class _Training:
+class Training:
     """Appends a run the way the training flow does: the same tables in the same commits."""
 
     def __init__(self, store: storage.Store, run: Run) -> None:
         self.store = store
         self.run = run
         self.writer = store.open_stream(run.run_id, run.opened)
-        self.past: dict[int, list[tuple[Row, Row]]] = {}  # scored attempts with their scores
+        self.past: dict[int, list[tuple[Row, Row]]] = {}  # scored rollouts with their scores
+        self.pick_of: dict[str, Row] = {}  # by the rollout it brought
+        self.pinned = 0
 
     def run_all(self) -> None:
         for iteration in range(5):
             self._pin(iteration)
+            if iteration in self.run.continued:
+                continue_states(self, iteration)
             if iteration > 0:
                 self._attempts(iteration)
             self._learn(iteration)
+            if iteration in self.run.refitted:
+                refit(self, iteration)
             if iteration in self.run.held_out:
                 self._evaluate(iteration)
             if iteration == self.run.interrupted_after:
@@ -98,6 +105,7 @@ class _Training:
 
     def _pin(self, iteration: int) -> None:
         head = self.store.head()
+        self.pinned = head.number
         row = make.pin(iteration, json.dumps(VERSIONS))
         row |= {"as_of": head.number, "as_of_sha256": head.sha256}
         self.writer.append({"views_pinned": [row]}, f"i{iteration}-pin")
@@ -117,7 +125,8 @@ class _Training:
                 for index in range(GROUP_SIZE)
             ]
             rollouts += self._append_rollouts(of_batch, [TRAIN[n] for n in numbers], "train", key)
-        self.past[iteration] = self._judge(iteration, "attempt", rollouts)
+        judged = self.judge(iteration, "attempt", rollouts)
+        self.past[iteration] = self.past.get(iteration, []) + judged
 
     def _attempt(self, iteration: int, number: int, index: int, batch_key: str) -> Row:
         run, problem = self.run, TRAIN[number]
@@ -153,7 +162,7 @@ class _Training:
                 self._fail(iteration, "generate", row["prompt_id"], "prompt_refused", error)
             rollouts.append(row)
         committed = self._append_rollouts(rollouts, EVAL, "eval", key)
-        judged = self._judge(iteration, "evaluation", committed)
+        judged = self.judge(iteration, "evaluation", committed)
         values = [score["value"] for _, score in judged]
         evaluation = {
             "iteration": iteration, "name": "held_out", "scorer": "final_number",
@@ -190,7 +199,7 @@ class _Training:
         )
         return committed.rows["rollouts"]
 
-    def _judge(self, iteration: int, role: str, rollouts: list[Row]) -> list[tuple[Row, Row]]:
+    def judge(self, iteration: int, role: str, rollouts: list[Row]) -> list[tuple[Row, Row]]:
         """Judge by both scorers; return the rollouts with a reward, and their reward."""
         ok = [r for r in rollouts if r["status"] == "ok"]
         scores = [score_row(r, name, "1") for name in VERSIONS for r in ok]
@@ -244,32 +253,46 @@ class _Training:
         )
 
     def _planned(self, iteration: int, step: int) -> list[Row]:
-        """Return the samples of a step: the fresh ones, and the best of an old iteration."""
-        entries = [(rollout, score, "fresh") for rollout, score in self.past[iteration]]
+        """Return the samples of a step: the iteration's, and the best of an old iteration."""
+        entries = self.past[iteration]
         if iteration in self.run.replayed:
             old = self.past[self.run.replayed[iteration]]
-            entries += [(r, s, "prioritised") for r, s in old if s["value"] == 1.0][:2]
+            entries = entries + [(r, s) for r, s in old if s["value"] == 1.0][:2]
         rows = []
-        for position, (rollout, score, pick_kind) in enumerate(entries):
+        for position, (rollout, score) in enumerate(entries):
             group = [
                 s["value"]
                 for r, s in self.past[rollout["iteration"]]
                 if r["group_id"] == rollout["group_id"]
             ]
-            is_fresh = pick_kind == "fresh"
             rows.append(
                 make.planned(
                     rollout["event_id"], position, iteration, step=step,
                     batch_id=f"b-{self.run.run_id}-{iteration}-{step}",
-                    unit="fresh" if is_fresh else "trajectory", pick_kind=pick_kind,
-                    priority=None if is_fresh else 0.5, probability=None if is_fresh else 0.25,
                     source_run_id=self.run.run_id, group_id=rollout["group_id"],
                     score_id=score["event_id"], reward=score["value"],
                     advantage=score["value"] - fmean(group),
                     age=iteration - 1 - rollout["policy_version"],
+                    **self._replay_facts(rollout, iteration, fmean(group)),
                 )
             )  # fmt: skip
         return rows
+
+    def _replay_facts(self, rollout: Row, iteration: int, group_mean: float) -> Row:
+        """Return what `replays` says of a sample that is not fresh."""
+        if rollout["iteration"] < iteration:
+            facts = {"unit": "trajectory", "priority": 0.5, "probability": 0.25}
+            return facts | {"pick_kind": "prioritised"}
+        picked = self.pick_of.get(rollout["event_id"])
+        if picked is None:
+            return {}
+        copied = ("priority", "probability", "pick_kind", "prefix_tokens")
+        prompt_mean = picked["prompt_value"]
+        return {name: picked[name] for name in copied} | {
+            "unit": "state",
+            "pick_id": picked["event_id"],
+            "prefix_advantage": max(0.0, group_mean - prompt_mean) / 0.3,
+        }
 
     def _learned(self, planned: Row) -> Row:
         """Return how a sample entered its step: not at all run when it has no gradient."""
@@ -316,7 +339,7 @@ class _Training:
 
 def _judge_again(store: storage.Store, run: Run) -> None:
     """Judge the rollouts of a finished run by version 2 of `final_number`, from another stream."""
-    opened = make.OPENED | {"planned_iterations": 0}
+    opened = make.OPENED | {"planned_iterations": 0, "kind": "rescore"}
     writer = store.open_stream(RESCORED, opened)
     rollouts = [r for r in store.read("rollouts", run_id=run.run_id) if r["status"] == "ok"]
     scores = [score_row(rollout, "final_number", "2") for rollout in rollouts]

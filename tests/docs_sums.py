@@ -36,6 +36,8 @@ class Run:
     texts: Texts = field(default_factory=dict)
     interrupted_after: int | None = None
     replayed: dict[int, int] = field(default_factory=dict)  # iteration: the one it replays from
+    refitted: tuple[int, ...] = ()  # iterations that end with a new value model
+    continued: tuple[int, ...] = ()  # iterations that replay states
 
     @property
     def config(self) -> Row:
@@ -53,7 +55,7 @@ class Run:
 
     @property
     def opened(self) -> Row:
-        return make.OPENED | {"config_json": json.dumps(self.config)}
+        return make.OPENED | {"config_json": json.dumps(self.config), "kind": "train"}
 
 
 SUMS_A = Run(
@@ -76,6 +78,8 @@ SUMS_B = Run(
     drift=0.01,
     interrupted_after=2,
     replayed={4: 2},
+    refitted=(2, 3),
+    continued=(3,),
 )
 
 

@@ -43,14 +43,14 @@ class Tally:
             return -math.inf
         bins, _, sums = self._sorted()
         total = float((sums * np.exp2((bins - bins[-1]) / BINS_PER_OCTAVE)).sum())
-        return math.log(total) + float(self._log_unit(bins)[-1])
+        return math.log(total) + float(_log_unit(bins)[-1])
 
     def entropy(self, uniform_share: float) -> float:
         """Return the entropy of the first pick, in nats; 0 when there is nothing to pick."""
         if not self.num:
             return 0.0
         bins, nums, sums = self._sorted()
-        log_weights = np.log(sums / nums) + self._log_unit(bins)
+        log_weights = np.log(sums / nums) + _log_unit(bins)
         p = mixture(log_weights - self.log_sum(), uniform_share, self.num)
         return float(-(nums * p * np.log(np.maximum(p, TINY))).sum())
 
@@ -61,11 +61,6 @@ class Tally:
         first, second, third = (np.array(column, dtype=np.float64) for column in columns)
         return first, second, third
 
-    def _log_unit(self, bins: Floats) -> Floats:
-        """Return ln of what the sum of a bin is counted in."""
-        log_units: Floats = (bins / BINS_PER_OCTAVE - UNIT_BITS) * math.log(2)
-        return log_units
-
 
 def mixture(log_shares: Floats, uniform_share: float, num: int) -> Floats:
     """Return the probability of being the first pick: (1 - u) w / sum(w) + u / n.
@@ -75,5 +70,10 @@ def mixture(log_shares: Floats, uniform_share: float, num: int) -> Floats:
         uniform_share: u.
         num: n, weights in the sum.
     """
-    prioritised: Floats = (1 - uniform_share) * np.exp(np.minimum(0.0, log_shares))
-    return prioritised + uniform_share / num
+    prioritised: Floats = np.exp(np.minimum(0.0, log_shares))
+    return (1 - uniform_share) * prioritised + uniform_share / num
+
+
+def _log_unit(bins: Floats) -> Floats:
+    """Return ln of what the sum of a bin is counted in."""
+    return (bins / BINS_PER_OCTAVE - UNIT_BITS) * math.log(2)

@@ -187,7 +187,7 @@ def _fit_head(features_ND: Floats, targets_N: Floats, weights_N: Floats, l2: flo
     """Fit one head to raw features: standardise, solve, and write the solution for raw ones."""
     num_rows, width = features_ND.shape
     if num_rows == 0 or targets_N.min() == targets_N.max():
-        value = success_rate(float(weights_N @ targets_N), float(weights_N.sum()))
+        value = float(success_rate(weights_N @ targets_N, weights_N.sum()))
         return _Head(np.zeros(width), float(np.log(value / (1 - value))))
     mean_D = weights_N @ features_ND / weights_N.sum()
     std_D = np.sqrt(weights_N @ (features_ND - mean_D) ** 2 / weights_N.sum())

@@ -273,7 +273,7 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
         select
             asked.run_id,
             latest.target_id as state_id,
-            arg_max(
+            arg_max_null(
                 score.value, (score.attempt, -score._commit, -score._row)
             ) as earlier_value
         from latest

@@ -61,7 +61,8 @@ def test_another_judge_at_another_time_gives_another_buffer(replayed: storage.St
         assert change.kind in ("entered", "left", "rose", "fell")
         assert change.why
         if change.kind == "rose":
-            assert change.before and change.after
+            assert change.before
+            assert change.after
             assert change.rise == change.after["base"] - change.before["base"] > 0
 
 

@@ -100,6 +100,18 @@ def test_another_content_of_a_derived_place_is_a_conflict(
     assert store.read("rollouts") == []
 
 
+def test_a_refused_append_leaves_no_files(store: storage.Store, writer: storage.StreamWriter):
+    writer.append({"scores": [score("ro1", 0.5)]}, "b")
+    before = store.files.found("events")
+    rows = {"rollout_tokens": [tokens("ro1")], "scores": [score("ro1", 0.6)]}
+    with pytest.raises(storage.ConflictError):
+        writer.append(rows, "c")
+    found = [file.path for file in store.files.found("events")]
+    assert found == [file.path for file in before]
+    writer.append({"rollout_tokens": [tokens("ro1")]}, "c")
+    assert len(store.read("rollout_tokens")) == 1
+
+
 def test_another_timing_is_no_conflict(writer: storage.StreamWriter):
     first = writer.append({"scores": [score("ro1", 1.0, elapsed_ms=1.0)]}, "b")
     assert writer.append({"scores": [score("ro1", 1.0, elapsed_ms=9.0)]}, "b") == first

@@ -168,6 +168,17 @@ def test_identity_is_that_of_the_json_of_each_row(facts: list[tuple], copies: in
         assert list(zip(ids, hashes, strict=True)) == [canonical(name, row) for row in of_table]
 
 
+@pytest.mark.parametrize("num_plain", [0, 200])  # few rows, and more than are looked at one by one
+def test_texts_are_escaped_as_json_does(num_plain: int):
+    texts = ["plain", 'say "a\\b"', "line\nline\t\r", "\x7f", "\0\x1b[31m", "é😀\u2028", "é\n", ""]
+    rows = [
+        score(f"t{n}", 1.0, run_id="r1", feedback=text, signature=text or None)
+        for n, text in enumerate(texts + ["plain"] * num_plain)
+    ]
+    ids, hashes = identify(TABLES["scores"], to_arrow(TABLES["scores"], rows))
+    assert list(zip(ids, hashes, strict=True)) == [canonical("scores", row) for row in rows]
+
+
 def test_the_first_place_and_the_first_fact_are_never_null():
     for table in TABLES.values():  # the one column of its JSON without a comma before it
         for names in (table.place_columns, table.content_columns):

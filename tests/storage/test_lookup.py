@@ -42,7 +42,7 @@ def test_a_filter_has_every_id_of_its_row_group_and_few_others(
         own = file.read_row_group(group, columns=["event_id"]).column(0).to_pylist()
         assert all(bloom.may_hold_any([bits], bloom.hashes([i])) == [True] for i in own)
         num_wrong = sum(bloom.may_hold_any([bits], bloom.hashes([i])) == [True] for i in others)
-        assert num_wrong <= 0.02 * len(others)  # written for 1 in 100
+        assert num_wrong <= 0.001 * len(others)  # written for 1 in 10,000
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])

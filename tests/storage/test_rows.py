@@ -67,6 +67,12 @@ def test_committed_logprobs_are_rounded_to_float32(writer: storage.StreamWriter)
     assert committed["sampler_logprobs"] == [float(np.float32(-0.1)), float(np.float32(-1 / 3))]
 
 
+def test_token_ids_may_be_negative(writer: storage.StreamWriter):
+    row = tokens("ro1", prompt_ids=[], completion_ids=[-1, 0, 2**31 - 1])
+    committed = writer.append({"rollout_tokens": [row]}, "b").rows["rollout_tokens"][0]
+    assert (committed["prompt_ids"], committed["completion_ids"]) == ([], [-1, 0, 2**31 - 1])
+
+
 def test_arrays_are_lists_too(writer: storage.StreamWriter):
     row = tokens("ro1", prompt_ids=np.array([7, 8]), sampler_logprobs=np.array([-0.5, -1.5]))
     committed = writer.append({"rollout_tokens": [row]}, "b").rows["rollout_tokens"][0]

@@ -9,27 +9,28 @@ from storage import schemas
 from storage.schemas import REAL, TABLES, TEXT, Column, Table
 from tests.storage.rows import OPENED, rollout, score
 
+OLDER = TABLES["scores"]
+OLD, NEW = OLDER.version, OLDER.version + 1
 LATER = (
-    Column("confidence", REAL, "How sure the scorer was.", nullable=True, since=2),
+    Column("confidence", REAL, "How sure the scorer was.", nullable=True, since=NEW),
     Column(
-        "verdict", TEXT, "The value as a word.", nullable=True, since=2,
+        "verdict", TEXT, "The value as a word.", nullable=True, since=NEW,
         upcast="case when value >= 0.5 then 'right' when value < 0.5 then 'wrong' end",
     ),
 )  # fmt: skip
-OLDER = TABLES["scores"]
-NEWER: Table = replace(OLDER, columns=OLDER.columns + LATER, version=2)
+NEWER: Table = replace(OLDER, columns=OLDER.columns + LATER, version=NEW)
 VERDICTS = "select target_id, verdict, confidence from scores order by _commit, _row"
 
 
 @pytest.fixture
 def newer_schema(monkeypatch: pytest.MonkeyPatch, old: storage.Store) -> None:
-    """From here on the code knows version 2 of `scores`."""
+    """From here on the code knows a newer version of `scores`."""
     monkeypatch.setitem(schemas.TABLES, "scores", NEWER)
 
 
 @pytest.fixture
 def old(store: storage.Store, writer: storage.StreamWriter) -> storage.Store:
-    """A store of version 1: compacted and plain segments."""
+    """A store of the older version: compacted and plain segments."""
     for i in range(3):
         writer.append({"scores": [score(f"t{i}", i / 2)], "rollouts": [rollout(f"p{i}")]}, f"b{i}")
     list(storage.compact(store, min_segments=2))
@@ -74,7 +75,7 @@ def test_compaction_keeps_rows_as_they_were_written(old: storage.Store, newer_sc
     before = store.sql(VERDICTS).fetchall()
     list(storage.compact(store, min_segments=2))
     scores = [s for s in store.log.refresh().segments.values() if s.table == "scores"]
-    assert [(s.schema_version, s.rows, s.is_compacted) for s in scores] == [(1, 4, True)]
+    assert [(s.schema_version, s.rows, s.is_compacted) for s in scores] == [(OLD, 4, True)]
     assert store.sql(VERDICTS).fetchall() == before
     assert not storage.verify(store, deep=True)
 
@@ -86,7 +87,7 @@ def test_segments_of_different_versions_are_not_merged(old: storage.Store, newer
         writer.append({"scores": [score(f"t{i}", 1.0, confidence=0.5)]}, f"b{i}")
     list(storage.compact(store, min_segments=2))
     scores = [s for s in store.log.refresh().segments.values() if s.table == "scores"]
-    assert sorted((s.schema_version, s.rows) for s in scores) == [(1, 4), (2, 2)]
+    assert sorted((s.schema_version, s.rows) for s in scores) == [(OLD, 4), (NEW, 2)]
     assert not storage.verify(store, deep=True)
 
 
@@ -95,7 +96,7 @@ def test_older_code_refuses_newer_rows(old: storage.Store, monkeypatch: pytest.M
         patched.setitem(schemas.TABLES, "scores", NEWER)
         writer = storage.open(old.path).open_stream("r1", OPENED)
         writer.append({"scores": [score("t4", 1.0, confidence=0.5)]}, "b4")
-    with pytest.raises(storage.NewerSchemaError, match="version 2 of table `scores`"):
+    with pytest.raises(storage.NewerSchemaError, match=f"version {NEW} of table `scores`"):
         storage.open(old.path).head()
 
 

@@ -9,6 +9,7 @@ import pytest
 import storage
 from storage.schemas import TABLES
 from storage.views import ORDERS, VIEWS, ask_names, ask_sql, names_in, view_sql
+from tests.storage.replay_rows import pick
 from tests.storage.rows import OPENED, learned, pin, planned, rollout, score, update
 
 ROUNDING = 1e-12
@@ -167,6 +168,9 @@ def test_latest_scores_takes_the_highest_attempt_then_the_first_position(store: 
         ("ro2", "judge", "1", 0.125, "rescoring"),
     ]
     assert found[0][5] == run.event_id_of("scores", score("ro1", 1.0, attempt=1))
+    run.append({"scores": [score("ro3", None, signature=None)]}, "d")
+    rescoring.append({"scores": [score("ro3", 1.0, signature="late")]}, "e")
+    assert store.sql("from latest_scores where target_id = 'ro3'").pl()["signature"][0] is None
     # as of the first append the time-out is all there is
     assert column(store, "select value from latest_scores(3) where target_id = 'ro1'") == [None]
 
@@ -356,6 +360,23 @@ def test_replay_audit(store: storage.Store, writer: storage.StreamWriter):
     assert before == [("planned",)]
 
 
+def test_replay_audit_tells_what_a_sample_was_picked_by(
+    store: storage.Store, writer: storage.StreamWriter
+):
+    fresh, continued = append_attempts(writer, {"p1": [1.0, 0.0]})
+    picked = pick("state", "st1", 1, value=0.75, prompt_value=0.125, base=0.625, probability=0.01)
+    pick_id = writer.event_id_of("picks", picked)
+    prefix = {"pick_id": pick_id, "prefix_tokens": 7, "prefix_advantage": 0.5, "probability": 0.02}
+    plan = [planned(fresh, 0), planned(continued, 1, unit="state", **prefix)]
+    writer.append({"picks": [picked], "replays": plan}, "batch")
+    names = (
+        "pick_id", "prefix_tokens", "prefix_advantage", "pick_value", "pick_prompt_value",
+        "pick_base", "pick_probability", "probability",
+    )  # fmt: skip
+    rows = [tuple(row[name] for name in names) for row in store.view("replay_audit")]
+    assert rows == [(None,) * 8, (pick_id, 7, 0.5, 0.75, 0.125, 0.625, 0.01, 0.02)]
+
+
 def test_run_overview(store: storage.Store):
     ended = {"planned_iterations": 4, "config_json": "{}", "seed_root": 7, "code_version": "0.1.0",
              "packages_json": "{}"}  # fmt: skip
@@ -396,6 +417,20 @@ def test_run_overview(store: storage.Store):
         "select min(recorded_at), max(recorded_at) from runs where run_id = 'finished'"
     )
     assert (run["opened_at"], run["last_event_at"]) == moments.fetchall()[0]
+
+
+def test_run_overview_tells_the_kind_of_a_stream(store: storage.Store):
+    for kind in ("train", "rescore", "refit"):
+        store.open_stream(f"a-{kind}", OPENED | {"kind": kind})
+    writer = store.open_stream("older", OPENED)
+    ended = OPENED | {"run_epoch": 1, "what": "finished"}
+    writer.append({"runs": [ended]}, "end")
+    rescoring = store.open_stream("a-rescore", OPENED | {"kind": "rescore"})
+    rescoring.append({"runs": [ended | {"run_epoch": 2}]}, "end")  # says nothing of the kind
+    kinds = {row["run_id"]: row["kind"] for row in store.view("run_overview")}
+    assert kinds == {
+        "a-train": "train", "a-rescore": "rescore", "a-refit": "refit", "older": "train",
+    }  # fmt: skip
 
 
 def test_every_sql_file_is_described_and_one_select(store: storage.Store):

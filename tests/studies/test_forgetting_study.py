@@ -38,10 +38,6 @@ def test_judgements_must_be_renewed():
     assert gap("rrl-state direct", "direct, stale scores") > 0.2
 
 
-def test_without_credit_masked_states_hardly_help():
-    assert gap("rrl-state direct", "rrl-state none") > 0.3
-
-
 def test_retrying_prompts_is_no_better_than_going_on():
     assert abs(gap("rrl-prompt", "grpo")) < 0.1
 

@@ -1,7 +1,7 @@
 """Compare the arms: `python -m benchmarks.studies.forgetting [--seeds N] [--arms NAME …]`.
 
-About half a CPU second a run. Results go to stdout, the progress bar to stderr; the same seeds give
-the same table on the same machine.
+0.2 to 0.6 CPU seconds a run. The table goes to stdout, the progress bar to stderr; the same seeds
+give the same table on the same machine.
 """
 
 import argparse

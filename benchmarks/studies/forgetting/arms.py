@@ -61,7 +61,7 @@ ARMS: tuple[Arm, ...] = (
     _DIRECT,
     replace(_DIRECT, name="direct, uniform picks", uniform_share=1.0),
     replace(_DIRECT, name="direct, stale scores", is_stale=True),
-    replace(_DIRECT, name="direct, age decay 0.01", age_decay=0.01),
+    *(replace(_DIRECT, name=f"direct, age decay {d}", age_decay=d) for d in (0.01, 0.05, 0.2)),
     replace(_DIRECT, name="direct, values from fresh only", learns_from_replays=False),
     replace(_DIRECT, name="direct, values without skill", has_skill_term=False),
     replace(_DIRECT, name="direct, counted values", is_counted=True),

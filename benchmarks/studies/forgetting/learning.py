@@ -16,7 +16,6 @@ from benchmarks.studies.forgetting.arms import Arm
 from benchmarks.studies.forgetting.critic import Critic
 from benchmarks.studies.forgetting.layout import Layout
 from benchmarks.studies.forgetting.memory import Memory, counts
-from benchmarks.studies.forgetting.picking import success_rate
 from benchmarks.studies.forgetting.policy import (
     Policy,
     Sequences,
@@ -27,6 +26,7 @@ from benchmarks.studies.forgetting.policy import (
 from benchmarks.studies.forgetting.world import SAFE, Floats, Parts
 from rrl_core.replay.credit import prefix_advantage
 from rrl_core.replay.schedule import anneal
+from rrl_core.value.counts import success_rate
 
 CLIP, EPOCHS = 0.2, 2
 CREDIT_RATIO = 1.4

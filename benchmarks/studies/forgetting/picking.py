@@ -9,10 +9,11 @@ import numpy as np
 from benchmarks.studies.forgetting.arms import Arm
 from benchmarks.studies.forgetting.critic import Critic
 from benchmarks.studies.forgetting.memory import KEPT, Memory, counts
-from benchmarks.studies.forgetting.world import Floats, Ints
+from benchmarks.studies.forgetting.world import Ints
 from rrl_core.replay.credit import RARELY_SOLVED
 from rrl_core.replay.factors import Candidates, PriorityRule, default_horizon, make_candidates
 from rrl_core.replay.picks import PickRule, pick_entries, signature_cap
+from rrl_core.value.counts import posterior_value, success_rate
 
 BETA = 10.0
 SOLVED = 0.75
@@ -55,16 +56,6 @@ class Picker:
         picks = pick_entries(lambda: [chunk], wanted, self._rule, seed, iteration).picks
         entries = [[int(part) for part in pick.entry_id.split("/")] for pick in picks]
         return np.array(entries, dtype=np.int64).reshape(-1, 2)
-
-
-def success_rate(num_ok: Any, num_tries: Any) -> Floats:
-    """Return p_hat: (n_ok + 0.5) / (n_try + 2)."""
-    return posterior_value(num_ok, num_tries, 0.25)
-
-
-def posterior_value(num_ok: Any, num_tries: Any, value: Any) -> Floats:
-    """Return (n_ok + 2 v) / (n_try + 2)."""
-    return np.asarray((num_ok + 2 * value) / (num_tries + 2))
 
 
 def _state_columns(arm: Arm, iteration: int, memory: Memory, critic: Critic) -> Columns:

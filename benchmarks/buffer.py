@@ -1,0 +1,122 @@
+"""Ask a long run's history what it can replay: the bar is half a second at 100,000 rollouts.
+
+A store with one run (see `buffer_data.py`) is asked as the run left it, with small segments, and
+compacted. Its segments are hashed before anything is timed, as a run has done it at its first pin.
+A figure is the median of the askings, the answer held in memory.
+
+    python benchmarks/buffer.py [--json] [--iterations N] [--keep FOLDER]
+
+Exit code 1: the buffer of the compacted store takes longer than the bar.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+from buffer_data import RUN_ID, VERSIONS, build_store, compact
+from common import machine_facts, print_machine, print_table
+from rich.console import Console
+
+import storage
+
+BAR_S = 0.5
+BUFFER = "replay_buffer"
+NUM_ANSWERS = 7
+QUESTIONS = {
+    BUFFER: "from replay_buffer",
+    "replay_buffer of the run": "from replay_buffer($number, run := $run)",
+    "replay_buffer, all judged": "from replay_buffer($number, version := $oldest)",
+    "replay_buffer, no model": "from replay_buffer($number, version := 'none')",
+    "forgetting": "from forgetting",
+    "value_drift": "from value_drift",
+    "replay_audit": "from replay_audit",
+}
+
+
+def ask(path: Path) -> dict[str, Any]:
+    """Return the median seconds of each question to a store, and how many rows it answers."""
+    store = storage.open(path)
+    given = {"number": store.head().number, "run": RUN_ID, "oldest": VERSIONS[0]}
+    found: dict[str, Any] = {}
+    for name, query in QUESTIONS.items():
+        params = {key: value for key, value in given.items() if f"${key}" in query}
+        num_rows = len(store.sql(query, params))
+        seconds = []
+        for _ in range(NUM_ANSWERS):
+            started = time.perf_counter()
+            store.sql(query, params)
+            seconds.append(time.perf_counter() - started)
+        found[name] = {"seconds": statistics.median(seconds), "num_rows": num_rows}
+    live = store.log.refresh().segments.values()
+    return {"num_segments": len(live), "questions": found}
+
+
+def stores(folder: Path, num_iterations: int) -> dict[str, Path]:
+    """Return the stores, written unless they are there: as the run left it, and compacted."""
+    small, compacted = (folder / f"{name}-{num_iterations}" for name in ("small", "compacted"))
+    if not compacted.exists():
+        shutil.rmtree(small, ignore_errors=True)
+        build_store(small, num_iterations)
+        copy = folder / f"copy-{num_iterations}"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(small, copy)
+        compact(storage.open(copy))
+        copy.rename(compacted)
+    return {"compacted": compacted, "small segments": small}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the medians and the verdict."""
+    console = Console()
+    print_machine(console, result["machine"])
+    answers = [of["questions"] for of in result["stores"].values()]
+    rows = [
+        [
+            name,
+            *(f"{1e3 * found[name]['seconds']:.0f}" for found in answers),
+            f"{answers[0][name]['num_rows']:,}",
+        ]
+        for name in QUESTIONS
+    ]
+    columns = ["ms", *(f"{n}, {of['num_segments']} files" for n, of in result["stores"].items())]
+    title = f"{result['num_iterations']} iterations of 128 rollouts with 4 states each"
+    print_table(console, title, [*columns, "rows"], rows)
+    console.print(f"bar {1e3 * BAR_S:.0f} ms: {'pass' if result['pass'] else 'MISSED'}")
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--iterations", type=int, default=780, help="of the run")
+    parser.add_argument("--keep", help="folder that keeps the stores for the next run")
+    parser.add_argument("--threads", type=int, default=2, help="CPUs to use")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
+    common.PACKAGES = ("duckdb", "pyarrow")
+    result: dict[str, Any] = {"machine": machine_facts(arguments.threads)}
+    with tempfile.TemporaryDirectory(prefix="rrl-benchmark-") as temporary:
+        folder = Path(arguments.keep or temporary).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {n: ask(path) for n, path in stores(folder, arguments.iterations).items()}
+    bar = found["compacted"]["questions"][BUFFER]["seconds"] <= BAR_S
+    result |= {"num_iterations": arguments.iterations, "stores": found, "pass": bar}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(result)
+    return 0 if bar else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""A value model as a judge of history: responses are cut into states, and each state is judged.
+
+Our choice:
+1. A response that no stream has cut before is cut here; one that was keeps its states.
+2. A prompt is judged once, with the first of its rollouts that the slice has left: the first state
+   that is known of it, else a new one.
+3. A response without any cut gets the state of its prompt, which says that it was looked at.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import storage
+from flows.judging import Judged, Kind, ShardPlace, TargetKind
+from flows.translate import Row
+from flows.wiring import model_spec, stored_config
+from rrl_core.policy.model import Policy, load_policy_model
+from rrl_core.value.cuts import Cut, cut_points, prefix_sha256
+from rrl_core.value.features import StateSequence, backbone_digest, state_features
+from rrl_core.value.model import ValueModel
+from storage import StorageError, Store
+from storage.slices import ShardRows
+
+MAX_CUTS = 4
+MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
+PROMPT_CUT = Cut(0, "prompt")
+OTHER_MODEL = "its token ids are not those of the base model"
+TOO_LONG = "its prompt fills the model's context"
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A state to be judged; it is the prompt of `response` and `prefix_tokens` of its tokens."""
+
+    state_id: str
+    attempt: int
+    response: Row
+    prefix_tokens: int
+
+
+class ValueJudge:
+    """One version of a value model over the states of responses.
+
+    Args:
+        policy: its reference policy is the backbone the model was fitted to.
+        model: the value model.
+        version: the version it scores under.
+        unfit_runs: those with another base model, whose token ids mean something else.
+        notices: what a reader of its scores should know.
+    """
+
+    name = "value"
+    kind: Kind = "value"
+    target_kind: TargetKind = "state"
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: ValueModel,
+        version: str,
+        unfit_runs: tuple[str, ...] = (),
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        self.version = version
+        self.unfit_runs = unfit_runs
+        self.notices = notices
+        self._policy = policy
+        self._model = model
+
+    def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
+        """Cut what was not cut before, and return one score per state without one."""
+        started = time.perf_counter()
+        judged = Judged()
+        responses = list(self._readable(shard.rollouts, judged))
+        targets = list(self._targets(responses, shard.states, place, judged))
+        values = self._values(targets)
+        elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(targets))
+        judged.scores += [
+            self._score_row(place.iteration, target, value, elapsed_ms)
+            for target, value in zip(targets, values, strict=True)
+        ]
+        return judged
+
+    def _readable(self, responses: Sequence[Row], judged: Judged) -> Iterator[Row]:
+        """Yield the responses that the backbone can read; count the others."""
+        vocabulary = int(self._policy.model.get_base_model().config.vocab_size)
+        for response in responses:
+            ids = [*response["prompt_ids"], *response["completion_ids"]]
+            if max(ids, default=0) >= vocabulary:
+                judged.skipped[OTHER_MODEL] += 1
+            elif not 0 < len(response["prompt_ids"]) <= self._policy.context_tokens:
+                judged.skipped[TOO_LONG] += 1
+            else:
+                yield response
+
+    def _targets(
+        self, responses: Sequence[Row], states: Sequence[Row], place: ShardPlace, judged: Judged
+    ) -> Iterator[_Target]:
+        """Yield the states to judge, those of a response together; new ones enter `judged`."""
+        known: dict[str, list[Row]] = {}
+        prompts: dict[str, list[Row]] = {}
+        for state in states:
+            known.setdefault(state["rollout_id"], []).append(state)
+            if state["prefix_tokens"] == 0:
+                prompts.setdefault(state["prompt_id"], []).append(state)
+        for response in responses:
+            own = known.get(response["event_id"], [])
+            of_prompt = prompts.get(response["prompt_id"], [])
+            is_first = response["is_first_of_prompt"]
+            # The first state of a prompt belongs to the first rollout, the others to their own.
+            wanted = [s for s in own if not s["is_judged"] and s not in of_prompt[:1]]
+            if is_first and not any(state["is_judged"] for state in of_prompt):
+                wanted += of_prompt[:1]
+            new = self._new_states(response, place, bool(own), is_first and not of_prompt)
+            judged.states += new
+            wanted += [row | {"event_id": storage.event_id("states", row)} for row in new]
+            for state in wanted:
+                prefix_tokens = state["prefix_tokens"]
+                if self._is_within(response, prefix_tokens):
+                    attempt = state.get("attempt", 0)
+                    yield _Target(state["event_id"], attempt, response, prefix_tokens)
+                else:
+                    judged.skipped["a state is longer than the model's context"] += 1
+
+    def _new_states(
+        self, response: Row, place: ShardPlace, is_cut: bool, is_prompt_new: bool
+    ) -> list[Row]:
+        """Return the states of a response that was not cut before, or of its prompt alone."""
+        ids = response["completion_ids"]
+        cuts = []
+        if not is_cut:
+            turns = self._policy.eos_token_ids
+            found = cut_points(ids, self._policy.decode, MAX_CUTS, turn_token_ids=turns)
+            cuts = [cut for cut in found if self._is_within(response, cut.prefix_tokens)]
+        if is_prompt_new or not (is_cut or cuts):
+            cuts = [PROMPT_CUT, *cuts]
+        return [
+            {
+                "run_id": place.run_id,
+                "iteration": place.iteration,
+                "rollout_id": response["event_id"],
+                "prefix_tokens": cut.prefix_tokens,
+                "source_run_id": response["run_id"],
+                "prompt_id": response["prompt_id"],
+                "prefix_sha256": prefix_sha256(ids[: cut.prefix_tokens])[:32],
+                "cut": cut.cut,
+            }
+            for cut in cuts
+        ]
+
+    def _is_within(self, response: Row, prefix_tokens: int) -> bool:
+        return len(response["prompt_ids"]) + prefix_tokens <= self._policy.context_tokens
+
+    def _values(self, targets: Sequence[_Target]) -> list[float | None]:
+        """Return V of each state; None where the backbone made no number of it."""
+        prefixes: dict[str, list[int]] = {}
+        responses: dict[str, Row] = {}
+        for target in targets:  # those of a response stand together
+            responses[target.response["event_id"]] = target.response
+            prefixes.setdefault(target.response["event_id"], []).append(target.prefix_tokens)
+        sequences = [
+            StateSequence(
+                tuple(responses[rollout_id]["prompt_ids"]),
+                tuple(responses[rollout_id]["completion_ids"]),
+                tuple(tokens),
+            )
+            for rollout_id, tokens in prefixes.items()
+        ]
+        budget = MAX_TOKENS[self._policy.device.type]
+        features_SD = state_features(self._policy, sequences, budget)
+        finite = np.flatnonzero(np.isfinite(features_SD).all(axis=1))
+        prompt_ids = [targets[number].response["prompt_id"] for number in finite]
+        values: list[float | None] = [None] * len(targets)
+        predicted = self._model.predict(features_SD[finite], prompt_ids)
+        for number, value in zip(finite, predicted, strict=True):
+            values[number] = float(value)
+        return values
+
+    def _score_row(
+        self, iteration: int, target: _Target, value: float | None, elapsed_ms: float
+    ) -> Row:
+        return {
+            "iteration": iteration,
+            "target_id": target.state_id,
+            "scorer": self.name,
+            "scorer_version": self.version,
+            "attempt": target.attempt,
+            "target_kind": "state",
+            "kind": self.kind,
+            "value": value,
+            "status": "ok" if value is not None else "scorer_error",
+            "components_json": "{}",
+            "feedback": "" if value is not None else "the features are not finite",
+            "elapsed_ms": elapsed_ms,
+        }
+
+
+def load_value_judge(store: Store, run_id: str | None, version: str | None) -> ValueJudge:
+    """Load a value model and the backbone it was fitted to.
+
+    Args:
+        store: holds it.
+        run_id: whose newest model is meant; None: the newest of all.
+        version: that version instead of the newest.
+
+    Raises:
+        StorageError: there is no such model, or its artifact is missing.
+        ValueModelError: its artifact is damaged, or the run's backbone is another by now.
+    """
+    row = _model_row(store, run_id, version)
+    data = store.artifacts.get(row["artifact"])
+    config = stored_config(store, _training_run(store, row["run_id"]) or run_id or row["run_id"])
+    policy = load_policy_model(model_spec(config), seed=0)  # of an adapter that is never used
+    model = ValueModel.from_bytes(data, backbone_digest(policy))
+    notices: tuple[str, ...] = ()
+    if row["verdict"] != "healthy":
+        notices = (
+            f"value model {row['scorer_version']} is {row['verdict']}: its scores are recorded, "
+            "but the replay buffer judges by the success rates of prompts instead",
+        )
+    others = tuple(
+        published["run_id"]
+        for published in store.read("policies", iteration=0)
+        if published["base_digest"] != policy.base_digest
+    )
+    return ValueJudge(policy, model, row["scorer_version"], others, notices)
+
+
+def _model_row(store: Store, run_id: str | None, version: str | None) -> Row:
+    rows = [row for row in store.read("value_models") if row["scorer"] == ValueJudge.name]
+    if version is not None:
+        found = [row for row in rows if row["scorer_version"] == version]
+    else:
+        found = [
+            r for r in rows if run_id in (None, r["run_id"], _training_run(store, r["run_id"]))
+        ]
+    if not found:
+        known = ", ".join(row["scorer_version"] for row in rows) or "none"
+        whose = f" of {run_id}" if run_id is not None else ""
+        wanted = "a value model" if version is None else f"value model {version!r}"
+        raise StorageError(
+            f"expected {wanted}{whose} in {store.path}, which has: {known}; "
+            "train with `value.every` set, or fit one"
+        )
+    return found[-1]
+
+
+def _training_run(store: Store, run_id: str) -> str | None:
+    """Return the run whose configuration says what the backbone is: itself, or its parent."""
+    opened = store.read("runs", run_id=run_id)[:1]
+    if not opened or opened[0]["kind"] == "train":
+        return run_id
+    parent: str | None = opened[0]["parent_run_id"]
+    return parent

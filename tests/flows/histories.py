@@ -1,0 +1,101 @@
+"""Histories to be judged again, and what judges them: quick to write, the same every time."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import storage
+from flows.progress import Progress
+from flows.rescoring import RescoreRequest, RescoreSummary, rescore
+from rrl_core.tasks.protocol import Prompt, Score
+from tests.storage.rows import OPENED, rollout, tokens
+
+Row = dict[str, Any]
+GROUP_SIZE = 4
+CHILD_S = 0.0002  # of a judgement, so that a kill meets a process at work
+
+
+def prompt_row(number: int) -> Row:
+    return {
+        "prompt_id": f"p{number:05d}", "task": "sums", "split": "train",
+        "messages_json": f'[{{"role": "user", "content": "{number} + 1 ="}}]',
+        "answer": str(number + 1), "difficulty": "easy", "meta_json": "{}",
+    }  # fmt: skip
+
+
+def completion(number: int, sample: int) -> str:
+    """Every other sample is right."""
+    return f"Let me add.\nIt is {number + 1}.\n#### {number + 1 + sample % 2}"
+
+
+def write_history(
+    store: storage.Store,
+    num: int,
+    run_id: str = "history",
+    per_commit: int = 64,
+    first: int = 0,
+    **opened: Any,
+) -> list[str]:
+    """Append `num` rollouts with prompts and tokens from number `first` on; return their ids."""
+    writer = store.open_stream(run_id, OPENED | opened)
+    ids: list[str] = []
+    for start in range(first, first + num, per_commit):
+        numbers = range(start, min(start + per_commit, first + num))
+        rows = [
+            rollout(
+                f"p{n // GROUP_SIZE:05d}", n % GROUP_SIZE, start // per_commit,
+                completion=completion(n // GROUP_SIZE, n % GROUP_SIZE),
+            )
+            for n in numbers
+        ]  # fmt: skip
+        new = [writer.event_id_of("rollouts", row) for row in rows]
+        texts = [f"{n // GROUP_SIZE} + 1 =" for n in numbers]
+        writer.append(
+            {
+                "rollouts": rows,
+                "rollout_tokens": [
+                    tokens(
+                        event_id, row["iteration"], prompt_ids=list(text.encode()),
+                        completion_ids=list(row["completion"].encode()),
+                        sampler_logprobs=None, logprobs_reason="made up",
+                    )
+                    for event_id, row, text in zip(new, rows, texts, strict=True)
+                ],
+                "prompts": [prompt_row(n) for n in sorted({n // GROUP_SIZE for n in numbers})],
+            },
+            f"b{start}",
+        )  # fmt: skip
+        ids += new
+    return ids
+
+
+def rescore_here(store: storage.Store, scorer: str, **facts: Any) -> RescoreSummary:
+    with Progress(quiet=True) as progress:
+        return rescore(store, RescoreRequest(scorer, **facts), progress)
+
+
+def rescore_in_child(path: Path, scorer: str, shard_rollouts: int) -> None:
+    rescore_here(storage.open(path), scorer, shard_rollouts=shard_rollouts)
+
+
+def unhurried(prompt: Prompt, text: str) -> float:
+    """The last digit of the completion, after a moment."""
+    time.sleep(CHILD_S)
+    return int(text[-1]) / 10
+
+
+def fragile(prompt: Prompt, text: str) -> Score:
+    """Raises for prompt 1, is late for prompt 2, and finds no answer to prompt 3."""
+    number = int(prompt.prompt_id[1:])
+    if number == 1:
+        raise KeyError("seven")
+    if number == 2:
+        return Score(None, "timeout", feedback="out of time")
+    return Score(None, "unscorable") if number == 3 else Score(1.0)
+
+
+def check_judged_once(store: storage.Store, ids: list[str], scorer: str) -> None:
+    """Every target has one final score, no event stands twice, and the store is whole."""
+    rows = [row for row in store.read("scores") if row["scorer"] == scorer]
+    assert sorted(row["target_id"] for row in rows) == sorted(ids)
+    assert not storage.verify(store, deep=True)
