@@ -97,7 +97,7 @@ def select(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str])
             rollout.
     """
     as_of = first_pin(store, run_id)
-    named = _named(store, config, as_of)
+    named = named_ids(store, config, as_of)
     own = {r["target_id"]: r for r in store.read("scores", run_id=run_id) if _is_by(r, judge)}
     selection = Selection(_KEPT.empty_table(), Counter(), {})
     usable = []
@@ -113,7 +113,8 @@ def select(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str])
                 row |= {"score_id": made["event_id"], "reward": made["value"]}
             reason = why_not(row, config)
             selection.reasons[reason] += 1
-            selection.examples.setdefault(reason, row["rollout_id"])
+            example = selection.examples.get(reason, row["rollout_id"])
+            selection.examples[reason] = min(example, row["rollout_id"])
             if reason == NOT_JUDGED:
                 selection.unjudged.append(row["rollout_id"])
             elif reason == USABLE:
@@ -125,7 +126,7 @@ def select(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str])
             f"completion as of commit {as_of}; select `rollouts.event_id as {QUERY_COLUMN}` of "
             "those whose status is ok"
         )
-    selection.usable = pa.Table.from_batches(usable, _KEPT)
+    selection.usable = pa.Table.from_batches(usable, _KEPT).sort_by("rollout_id")
     return selection
 
 
@@ -318,8 +319,12 @@ def _failures(iteration: int, selection: Selection) -> list[Row]:
     ]  # fmt: skip
 
 
-def _named(store: Store, config: RunConfig, as_of: int) -> pa.Array | None:
-    """Return the ids that the query names; None where there is no query."""
+def named_ids(store: Store, config: RunConfig, as_of: int) -> pa.Array | None:
+    """Return the ids that the query names; None where there is no query.
+
+    Raises:
+        QueryError: the query is not one reading SELECT, or has another column.
+    """
     if config.offline.query is None:
         return None
     ids = storage.console.selected_ids(store, config.offline.query, QUERY_COLUMN, as_of=as_of)

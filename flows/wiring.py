@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
-from flows.offline import Selection
+from flows.offline import Selection, named_ids
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
 from flows.streams import is_training
@@ -117,7 +117,11 @@ def open_session(
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
-    engine = None if config.run.mode == "offline" else _checked_engine(config, task)
+    engine = None
+    if config.run.mode == "offline":
+        named_ids(store, config, store.head().number)  # a wrong query shows before it is needed
+    else:
+        engine = _checked_engine(config, task)
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
@@ -127,7 +131,7 @@ def open_session(
             return NoSampler()
         return make_sampler(engine, policy, sampler_settings(config))
 
-    with progress.status("starting the sampler"):
+    with progress.status("starting the sampler") if engine else nullcontext():
         sampler = new_sampler()
     try:
         with storage.hold_run(store, run_id):

@@ -621,7 +621,10 @@ FAILURES = Table(
         _RUN,
         _ITERATION,
         Column(
-            "phase", TEXT, "generate, score, learn, refit, evaluate, track or flow.", place=True
+            "phase",
+            TEXT,
+            "generate, score, plan, learn, refit, evaluate, track or flow.",
+            place=True,
         ),
         Column(
             "subject", TEXT, "What failed: an event id, a batch key or a component.", place=True
