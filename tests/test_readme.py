@@ -9,20 +9,25 @@ from typer.testing import CliRunner
 import storage
 from flows.cli import app
 from flows.config import load_config
-from tests.flows.conftest import run_here, smoke_config
+from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line.split(" #")[0].strip() for line in README.splitlines() if line.startswith("rrl ")]
+REPLAY = (ROOT / "docs" / "replay.md").read_text()
+COMMANDS = [
+    line.split(" #")[0].strip()
+    for line in [*README.splitlines(), *REPLAY.splitlines()]
+    if line.startswith("rrl ")
+]
 INSPECTING = [c for c in COMMANDS if c.split()[1] != "train"]
 TRAINING = [c for c in COMMANDS if c.split()[1] == "train"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose `rrl-data` holds a finished smoke run."""
+    """A folder whose `rrl-data` holds a finished run that replays."""
     path = tmp_path_factory.mktemp("readme")
-    run_here(path / "rrl-data", smoke_config())
+    run_here(path / "rrl-data", replay_config())
     return path
 
 
@@ -31,12 +36,14 @@ def test_commands_that_look_at_history_run(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(folder)
+    [*_, model] = storage.open("rrl-data").read("value_models")
+    command = command.replace("RUN", RUN_ID).replace("VERSION", model["scorer_version"])
     result = CliRunner().invoke(app, shlex.split(command)[1:])
     assert result.exit_code == 0, result.output
     assert result.stdout.strip()
 
 
-@pytest.mark.parametrize("command", [c for c in TRAINING if "--resume" not in c])
+@pytest.mark.parametrize("command", [c for c in TRAINING if len({"--resume", "--fork"} & {*c.split()}) == 0])
 def test_training_commands_name_configs_and_keys_that_exist(command: str):
     words = shlex.split(command)
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
