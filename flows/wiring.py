@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import storage
@@ -117,20 +118,12 @@ def open_session(
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
-    engine = None
-    if config.run.mode == "offline":
-        named_ids(store, config, store.head().number)  # a wrong query shows before it is needed
-    else:
-        engine = _checked_engine(config, task)
+    engine = _checked_engine(store, config, task)
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
 
-    def new_sampler() -> Sampler:
-        if engine is None:
-            return NoSampler()
-        return make_sampler(engine, policy, sampler_settings(config))
-
+    new_sampler = partial(_start_sampler, engine, policy, config)
     with progress.status("starting the sampler") if engine else nullcontext():
         sampler = new_sampler()
     try:
@@ -157,13 +150,28 @@ def open_session(
         sampler.close()
 
 
-def _checked_engine(config: RunConfig, task: Task) -> SamplerName:
-    """Return the sampler of a run; refuse one that is not here, and more prompts than there are."""
+def _checked_engine(store: Store, config: RunConfig, task: Task) -> SamplerName | None:
+    """Return the sampler of a run, None for an offline one; refuse what would fail later.
+
+    Raises:
+        ConfigError, TaskError: the sampler is not installed; an iteration asks for more prompts
+            than there are.
+        QueryError: the query of an offline run is wrong.
+    """
+    if config.run.mode == "offline":
+        named_ids(store, config, store.head().number)
+        return None
     select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
     try:
         return resolve_sampler_name(config.sampler.engine)
     except ValueError as error:
         raise ConfigError(f"`sampler.engine`: {error}") from error
+
+
+def _start_sampler(engine: SamplerName | None, policy: Policy, config: RunConfig) -> Sampler:
+    if engine is None:
+        return NoSampler()
+    return make_sampler(engine, policy, sampler_settings(config))
 
 
 def model_spec(config: RunConfig) -> ModelSpec:

@@ -15,6 +15,7 @@ import storage
 from flows.auditing import audit
 from flows.cli import app
 from flows.config import RunConfig, load_config
+from flows.forking import plan_fork
 from flows.metrics import iteration_metrics
 from flows.progress import Progress
 from flows.stepping import retake
@@ -187,6 +188,16 @@ def test_a_stopped_and_resumed_run_asks_as_of_its_first_pin(store: storage.Store
     assert adapters(store, "stopped-run") == adapters(store, "whole-run")
     assert {plan["num_candidates"] for plan in plans_of(store, "stopped-run")} == {48}
     assert differences(store, "stopped-run", config) == []
+
+
+def test_an_unchanged_fork_goes_on_as_its_parent_did_whatever_came_since(store: storage.Store):
+    learn(store, offline_config("run.iterations=3"), "parent-run")
+    copied(store, "later-run", lambda table, row: row, policy_row(store))
+    config, fork = plan_fork(store, "parent-run@1", None, ())
+    with Progress(quiet=True) as progress:
+        train(store, config, "fork-run", "none", progress, fork)
+    assert adapters(store, "fork-run") == adapters(store, "parent-run")[1:]
+    assert differences(store, "fork-run", config) == []
 
 
 def test_text_alone_is_left_out_and_counted(store: storage.Store):
