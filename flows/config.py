@@ -368,7 +368,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(text: str) -> Any:
-    if text.lower() in ("none", "off"):
+    if text == "off":  # not "none", which is a value of its own: `replay.credit=none`
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
