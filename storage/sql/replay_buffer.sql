@@ -4,31 +4,33 @@
 -- Parameters: $as_of, a commit number; $run, the only run wanted (null: every training run); $version,
 --             the version of the scorer `value` that judges states (null: the run's newest healthy
 --             value model; 'none', or where there is no such model: p_hat stands for V).
--- Columns: on-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
---          the reward is that of the run's newest reward scorer.
+-- Columns:
+--   On-policy attempts are attempts and retries; a success is a reward of 0.999 or more; the reward is
+--   that of the run's newest reward scorer, whoever gave it.
 --   unit, entry_id           state (`states.event_id`), trajectory (`rollouts.event_id`) or prompt
---   rollout_id, source_run_id  the rollout it comes from, and its run; NULL for a prompt
+--   rollout_id, source_run_id  where it comes from; NULL for a prompt
 --   prefix_tokens            given tokens of a state; 0 else
---   age                      policy versions published since the rollout was sampled; 0 for a prompt
---   prompt_tries, prompt_ok  of the prompt's last 16 scored on-policy attempts: all, successes
+--   age                      policy versions published since it was sampled; 0 for a prompt
+--   prompt_tries, prompt_ok  the prompt's last 16 on-policy attempts with a reward: all, successes
 --   p_hat                    (prompt_ok + 0.5) / (prompt_tries + 2)
---   is_ever_solved           an on-policy attempt of the prompt succeeded once
---   state_tries, state_ok    of the state's last 16 scored continuations: all, successes
---   raw_value                V(s) of a state, NULL when not judged; value of other units
---   raw_prompt_value         V(x) of the prompt; p_hat where it was not judged
---   value                    (state_ok + 2 V(s)) / (state_tries + 2); reward of a trajectory; p_hat
---                            of a prompt
---   prompt_value             (prompt_ok + 2 V(x)) / (prompt_tries + 2); p_hat where V(x) is missing
---   score_id                 the judgement behind value: of a state, the reward of a trajectory
+--   is_ever_solved           any on-policy attempt of the prompt was a success
+--   state_tries, state_ok    the state's last 16 continuations with a reward: all, successes
+--   raw_value                V(s) of a state, NULL when it is not judged; else as value
+--   raw_prompt_value         V(x) of the prompt; p_hat where it is not judged
+--   value                    (state_ok + 2 V(s)) / (state_tries + 2) of a state, the reward of a
+--                            trajectory, p_hat of a prompt
+--   prompt_value             (prompt_ok + 2 V(x)) / (prompt_tries + 2); p_hat where x is not judged
+--   score_id                 the judgement behind raw_value, with its scorer and scorer_version
 --   signature                of the rollout's completion
 --   signature_count          successes of the prompt that share it; 1 where there are none
---   num_uses                 picks of it that came into a step
+--   num_uses                 picks of it that came into an update
 --   eligibility_reason       the first that applies: prompt_solved (p_hat of 0.75 or more),
 --                            not_judged, not_rare (trajectory, p_hat above 0.25), no_logprobs
---                            (trajectory without stored tokens, or their log-probs), cooldown (used
---                            in the newest iteration), retired (used 8 times since the last success
---                            and since the last judgement), mastered (state with a value of 0.75 or
---                            more by this value model and the healthy one before it), eligible
+--                            (trajectory without stored tokens or their log-probs), cooldown (used
+--                            in the newest iteration), retired (used 8 times since its last success
+--                            and since its judgement; of a trajectory or prompt the success is any
+--                            of the prompt's), mastered (state with a value of 0.75 or more by this
+--                            value model and by the run's healthy one before it), eligible
 -- Order: none, as it would take longer than the rest.
 with training as (
     select event.run_id
@@ -245,7 +247,7 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
     ) as part
     group by part.state_id
 ),
-cuts as (
+cuts as not materialized (
     select
         state.event_id as state_id,
         state.source_run_id,
