@@ -17,7 +17,7 @@ import storage
 
 Row = dict[str, Any]
 
-RUN_ID, JUDGE_ID = "benchmark", "benchmark-rescore"
+RUN_ID = "benchmark"
 GROUPS, GROUP_SIZE, STATES_PER_ROLLOUT = 16, 8, 4
 PICKS, CONTINUATIONS = 4, 4
 NUM_PROMPTS = 2_000
@@ -52,19 +52,17 @@ def build_store(path: Path, num_iterations: int) -> storage.Store:
         run.writer.append(
             _iteration_rows(run, iteration), f"i{iteration}", closes_iteration=iteration
         )
-    judge = store.open_stream(JUDGE_ID, OPENED | {"kind": "rescore"})
-    shard = 0
+    iteration = num_iterations
     for version, ids in zip(VERSIONS, (run.state_ids, run.state_ids[-SHARD:]), strict=True):
-        run.writer.append({"value_models": [_model(version, num_iterations + 1)]}, version)
-        num_iterations += 1
+        run.writer.append({"value_models": [_model(version, iteration + 1)]}, version)
         for start in range(0, len(ids), SHARD):
+            iteration += 1
             part = ids[start : start + SHARD]
             values = rng.random(len(part)).tolist()
             rows = [
-                _score(i, shard, "value", version, v) for i, v in zip(part, values, strict=True)
+                _score(i, iteration, "value", version, v) for i, v in zip(part, values, strict=True)
             ]
-            judge.append({"scores": rows}, f"shard-{shard}", closes_iteration=shard)
-            shard += 1
+            run.writer.append({"scores": rows}, f"values-{iteration}", closes_iteration=iteration)
     return store
 
 

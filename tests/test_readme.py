@@ -43,7 +43,9 @@ def test_commands_that_look_at_history_run(
     assert result.stdout.strip()
 
 
-@pytest.mark.parametrize("command", [c for c in TRAINING if len({"--resume", "--fork"} & {*c.split()}) == 0])
+@pytest.mark.parametrize(
+    "command", [c for c in TRAINING if len({"--resume", "--fork"} & {*c.split()}) == 0]
+)
 def test_training_commands_name_configs_and_keys_that_exist(command: str):
     words = shlex.split(command)
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]

@@ -1,8 +1,9 @@
 -- Question: how much of what a run once solved is lost, and what came back?
 -- Grain: one row per run and iteration that was begun (has a pin).
 -- Parameters: $as_of, a commit number.
--- Columns: all as of the end of the iteration, over the on-policy attempts (attempts and retries)
---          that have a reward by the run's newest reward scorer; a success is 0.999 or more.
+-- Columns:
+--   All are as of the end of the iteration, over the on-policy attempts (attempts and retries) that
+--   have a reward by the run's newest reward scorer; a success is a reward of 0.999 or more.
 --   num_prompts_seen         prompts with such an attempt
 --   num_ever_solved          those with a success
 --   num_lost                 those of them whose last 16 attempts all failed: the upper end of the

@@ -13,8 +13,8 @@
 --                            tokens, prompt and seed of the rollout, or the prompt
 --   rollout_id, source_run_id  the rollout it comes from, and its run; of a prompt the newest attempt
 --   prefix_tokens            given tokens of a state; 0 else
---   age                      policy versions published since the rollout was sampled; 0 for a prompt
---   prompt_tries, prompt_ok  of the prompt's last 16 scored on-policy attempts: all, successes
+--   age                      policy versions published since it was sampled; 0 for a prompt
+--   prompt_tries, prompt_ok  the prompt's last 16 on-policy attempts with a reward: all, successes
 --   p_hat                    (prompt_ok + 0.5) / (prompt_tries + 2)
 --   prompt_mean_reward       mean reward of these attempts
 --   is_ever_solved           an on-policy attempt of the prompt succeeded once
@@ -32,10 +32,11 @@
 --   num_uses                 picks of it that came into a step
 --   eligibility_reason       the first that applies: prompt_solved (p_hat of 0.75 or more),
 --                            not_judged, not_rare (trajectory, p_hat above 0.25), no_logprobs
---                            (trajectory without stored tokens, or their log-probs), cooldown (used
---                            in the newest iteration), retired (used 8 times since the last success
---                            and since the last judgement), mastered (state with a value of 0.75 or
---                            more by this value model and the healthy one before it), eligible
+--                            (trajectory without stored tokens or their log-probs), cooldown (used
+--                            in the newest iteration), retired (used 8 times since its last success
+--                            and since its judgement; of a trajectory or prompt the success is any
+--                            of the prompt's), mastered (state with a value of 0.75 or more by this
+--                            value model and by the run's healthy one before it), eligible
 -- Order: none, as it would take longer than the rest.
 with sources as materialized (
     select history.run_id, history.source_run_id, history.last_iteration, history.last_commit
@@ -296,7 +297,7 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
     ) as part
     group by part.run_id, part.state_id
 ),
-cuts as (
+cuts as not materialized (
     select
         state.event_id as state_id,
         asked.run_id,
