@@ -37,7 +37,9 @@ def run_here(store_path: Path, config: RunConfig, run_id: str = RUN_ID) -> stora
     return store
 
 
-def fingerprint(store: storage.Store, run_id: str = RUN_ID) -> dict[str, list[tuple[str, str]]]:
+def fingerprint(
+    store: storage.Store, run_id: str = RUN_ID, tables: tuple[str, ...] = FINGERPRINTED
+) -> dict[str, list[tuple[str, str]]]:
     """Per table the (event id, content hash) of the run's events, sorted.
 
     `runs` and `views_pinned` are left out: they say in which epoch and at which commit.
@@ -46,7 +48,7 @@ def fingerprint(store: storage.Store, run_id: str = RUN_ID) -> dict[str, list[tu
         table: sorted(
             (r["event_id"], r["content_sha256"]) for r in store.read(table, run_id=run_id)
         )
-        for table in FINGERPRINTED
+        for table in tables
     }
 
 

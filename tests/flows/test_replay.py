@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import storage
+from flows import tasks
 from flows.auditing import audit, step_samples
 from flows.progress import Progress
+from flows.rescoring import RescoreRequest, rescore
 from flows.stepping import retake
 from flows.wiring import stored_config
 from rrl_core.replay.outcomes import compare
@@ -125,9 +127,34 @@ def test_steps_are_taken_again_to_the_last_bit(replayed: storage.Store):
 def test_the_same_run_elsewhere_replays_the_same(replayed: storage.Store, tmp_path: Path):
     again = run_here(tmp_path / "store", replay_config())
     for table in ("picks", "replay_plans", "replays", "learned_samples", "policies", "states"):
-        first = {r["event_id"]: r["content_sha256"] for r in replayed.read(table, run_id=RUN_ID)}
-        second = {r["event_id"]: r["content_sha256"] for r in again.read(table, run_id=RUN_ID)}
-        assert first == second, table
+        assert contents(again, table) == contents(replayed, table), table
+
+
+def test_judging_from_outside_changes_no_pick(
+    replayed: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # after every iteration another stream judges the run: by its value model, and by a reward
+    original, num_judged = tasks.track, []
+
+    def track_and_judge(run_id: str, iteration: int) -> None:
+        original(run_id, iteration)
+        store = storage.open(tmp_path / "store")
+        scorers = ("final_number", "value") if iteration > 0 else ()
+        with Progress(quiet=True) as progress:
+            for scorer in scorers:
+                summary = rescore(store, RescoreRequest(scorer, run_id=run_id), progress)
+                num_judged.append(sum(summary.scores.values()))
+
+    monkeypatch.setattr(tasks, "track", track_and_judge)
+    disturbed = run_here(tmp_path / "store", replay_config())
+    assert sum(num_judged) > 100
+    for table in ("picks", "replays", "policies"):
+        assert contents(disturbed, table) == contents(replayed, table), table
+
+
+def contents(store: storage.Store, table: str) -> dict[str, str]:
+    rows = store.read(table, run_id=RUN_ID)
+    return {row["event_id"]: row["content_sha256"] for row in rows}
 
 
 def test_value_models_judge_what_was_sampled_before(replayed: storage.Store):
