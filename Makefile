@@ -46,6 +46,10 @@ bench: setup
 	$(BIN)/python benchmarks/iteration_vs_trl.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/log.py
+	$(BIN)/python benchmarks/buffer.py
+	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/value_features.py
+	$(BIN)/python benchmarks/rescore.py
 
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 7200 -s

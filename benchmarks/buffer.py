@@ -26,9 +26,11 @@ from common import machine_facts, print_machine, print_table
 from rich.console import Console
 
 import storage
+from flows.config import load_config
+from flows.replaying import Pin, decide
 
 BAR_S = 0.5
-BUFFER = "replay_buffer"
+BUFFER, DECIDE = "replay_buffer", "facts and picks of an iteration"
 NUM_ANSWERS, NUM_SMALL_ANSWERS = 7, 3
 QUESTIONS = {
     BUFFER: "from replay_buffer",
@@ -56,8 +58,22 @@ def ask(path: Path, questions: list[str], num_answers: int) -> dict[str, Any]:
             store.sql(query, params)
             seconds.append(time.perf_counter() - started)
         found[name] = {"seconds": statistics.median(seconds), "num_rows": num_rows}
+    found[DECIDE] = decide_seconds(store, num_answers)
     live = store.log.refresh().segments.values()
     return {"num_segments": len(live), "questions": found}
+
+
+def decide_seconds(store: storage.Store, num_answers: int) -> dict[str, Any]:
+    """Return the median seconds of what an iteration does before it samples: facts and picks."""
+    config = load_config(Path("rrl-arithmetic"), ["run.iterations=10000", "value.every=off"])
+    pin = Pin(store.head().number, VERSIONS[1])
+    iteration = 1 + max(row["iteration"] for row in store.read("views_pinned", run_id=RUN_ID))
+    seconds = []
+    for _ in range(num_answers):
+        started = time.perf_counter()
+        decided = decide(store, RUN_ID, config, iteration, pin)
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": statistics.median(seconds), "num_rows": len(decided.picks)}
 
 
 def stores(folder: Path, num_iterations: int) -> tuple[Path, Path]:

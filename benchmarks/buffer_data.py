@@ -116,6 +116,31 @@ def _iteration_rows(run: Run, iteration: int) -> dict[str, list[Row]]:
     }
 
 
+def plain_iteration(iteration: int, num_rollouts: int) -> dict[str, list[Row]]:
+    """Return the rows of an iteration that replays nothing, without tokens and states."""
+    rollouts = [
+        _rollout(iteration, n // GROUP_SIZE, n % GROUP_SIZE, "attempt", "")
+        for n in range(num_rollouts)
+    ]
+    ids = [storage.event_id("rollouts", row | {"run_id": RUN_ID}) for row in rollouts]
+    scores = [_score(i, iteration, "exact", "1", float(n % 2)) for n, i in enumerate(ids)]
+    score_ids = [storage.event_id("scores", row | {"run_id": RUN_ID}) for row in scores]
+    replays = [
+        _replay(iteration, i, n, []) | {"score_id": score_id, "reward": float(n % 2)}
+        for n, (i, score_id) in enumerate(zip(ids, score_ids, strict=True))
+    ]
+    learned = [
+        {"iteration": iteration, "step": 0, "rollout_id": i, "num_loss_tokens": 40} for i in ids
+    ]
+    return {
+        "rollouts": rollouts,
+        "scores": scores,
+        "replays": replays,
+        "learned_samples": learned,
+        "updates": [_update(iteration)],
+    }
+
+
 def _prompt(number: int) -> Row:
     return {
         "prompt_id": f"prompt-{number:06d}", "task": "sums", "split": "train",
@@ -168,7 +193,8 @@ def _state(iteration: int, rollout_id: str, prompt_id: str, prefix_tokens: int) 
 def _pick(iteration: int, state: str, position: int) -> Row:
     return {
         "iteration": iteration, "unit": "state", "entry_id": state, "position": position,
-        "prompt_id": "prompt", "prefix_tokens": 8, "value": 0.5, "prompt_value": 0.25, "base": 0.25,
+        "prompt_id": "prompt", "prefix_tokens": 8, "value": 0.5, "prompt_value": 0.25,
+        "p_hat": 0.25, "base": 0.25,
         "freshness": 1.0, "rarity": 1.0, "priority": 1.0, "probability": 0.01, "gumbel_key": 0.0,
         "pick_kind": "prioritised", "age": 1,
     }  # fmt: skip
