@@ -182,7 +182,12 @@ def _outcomes(history: History, sampled: int) -> list[Outcome]:
     features = history.state_features.of_iteration(sampled)
     own = _states_by_rollout(history, sampled)
     given = _given_states(history, read("picks"))
-    prompt_states = {s["prompt_id"]: s for found in own.values() for s in found if _is_prompt(s)}
+    prompt_states = {  # of this iteration: a refit cuts several together
+        state["prompt_id"]: state
+        for found in own.values()
+        for state in found
+        if _is_prompt(state) and state["event_id"] in features
+    }
     outcomes = []
     for rollout in read("rollouts"):
         score = scores.get(rollout["event_id"])

@@ -27,6 +27,18 @@ def with_trajectories(tmp_path_factory: pytest.TempPathFactory) -> storage.Store
     return run_here(tmp_path_factory.mktemp("trajectories") / "store", config)
 
 
+def test_a_refit_every_second_iteration_judges_both(tmp_path: Path):
+    # the 12 prompts come twice in 4 iterations, so one refit sees a prompt in both of its iterations
+    config = replay_config("value.every=2", "run.iterations=4", "sampler.prompts=12")
+    store = run_here(tmp_path / "store", config)
+    assert [m["iteration"] for m in store.read("value_models", run_id=RUN_ID)] == [2, 4]
+    sampled = {r["event_id"]: r["iteration"] for r in store.read("rollouts", run_id=RUN_ID)}
+    cut = {(s["iteration"], sampled[s["rollout_id"]]) for s in store.read("states", run_id=RUN_ID)}
+    assert cut == {(2, 1), (2, 2), (4, 3), (4, 4)}
+    audited = list(audit(store, RUN_ID, config))
+    assert [str(d) for a in audited for d in a.differences] == []
+
+
 def test_states_and_prompts_are_replayed(replayed: storage.Store):
     units = {row["unit"] for row in replayed.read("replays", run_id=RUN_ID)}
     assert units == {"fresh", "state", "prompt"}
