@@ -2,7 +2,8 @@
 
     python -m benchmarks.studies.replay_results RUN --store DIR --out docs/results/NAME.md
 
-Every table is an SQL question that is printed above its answer; the plots stand beside the page.
+Every table is an SQL question that is printed above its answer; the plots stand beside the page. What
+a person wrote above the line `MARK` of an existing page is kept.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from flows.wiring import stored_config
 from storage import Store
 from storage.answers import table_text
 
+MARK = "<!-- from here on written by benchmarks/studies/replay_results.py -->"
 INK, MUTED, SECOND, THIRD = "#1f3b57", "#9aa7b4", "#c8632b", "#3d8361"
 
 MODELS = """
@@ -64,7 +66,9 @@ def main() -> None:
     store = storage.open(arguments.store)
     config = stored_config(store, arguments.run)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(page(store, arguments.run, config, arguments.out))
+    told = arguments.out.read_text().split(MARK)[0] if arguments.out.exists() else ""
+    generated = page(store, arguments.run, config, arguments.out)
+    arguments.out.write_text(f"{told}{MARK}\n\n{generated}")
 
 
 def page(store: Store, run_id: str, config: RunConfig, out: Path) -> str:
@@ -116,9 +120,9 @@ def risen(store: Store, run_id: str, config: RunConfig) -> str:
     for change in changes:
         kinds[change.kind] = kinds.get(change.kind, 0) + 1
     lines = [f"`{before}` against `{after}`, both as of commit {head}: {kinds}"]
-    rose = [c for c in changes if c.kind in ("rose", "entered") and c.after is not None][:5]
+    rose = sorted((c for c in changes if c.kind == "rose"), key=lambda c: -c.rise)[:5]
     lines += [
-        f"- {c.kind} by {c.rise:.3f}: {c.after['unit']} `{c.after['entry_id']}` of "
+        f"- by {c.rise:.3f}: {c.after['unit']} `{c.after['entry_id']}` of "
         f"`{c.after['prompt_id']}`: {c.why}"
         for c in rose
         if c.after is not None
