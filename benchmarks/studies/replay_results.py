@@ -2,8 +2,8 @@
 
     python -m benchmarks.studies.replay_results RUN --store DIR --out docs/results/NAME.md
 
-Every table is an SQL question that is printed above its answer; the plots stand beside the page. What
-a person wrote above the line `MARK` of an existing page is kept.
+Every table is an SQL question that is printed above its answer; the plots stand beside the page.
+What a person wrote above the line `MARK` of an existing page is kept.
 """
 
 import argparse
