@@ -28,7 +28,7 @@ def with_trajectories(tmp_path_factory: pytest.TempPathFactory) -> storage.Store
 
 
 def test_a_refit_every_second_iteration_judges_both(tmp_path: Path):
-    # the 12 prompts come twice in 4 iterations, so one refit sees a prompt in both of its iterations
+    # every iteration has all 12 prompts, so one refit sees each in both of its iterations
     config = replay_config("value.every=2", "run.iterations=4", "sampler.prompts=12")
     store = run_here(tmp_path / "store", config)
     assert [m["iteration"] for m in store.read("value_models", run_id=RUN_ID)] == [2, 4]
