@@ -18,7 +18,7 @@ from flows.config import RunConfig
 from flows.offline import Selection, select
 from flows.offline import decide as decide_offline
 from flows.planned import scored_samples
-from flows.replaying import Pin, decide
+from flows.replaying import Pin, decide, value_version
 from flows.translate import Row
 from storage import Store
 
@@ -93,6 +93,7 @@ def _audit_iteration(
         *_pin_differences(store, pin),
         *planned,
         *_learned_differences(iteration, replays, read("updates"), learned),
+        *_untaken_differences(iteration, replays, read("updates"), read("policies")),
     ]
     return Audited(iteration, len(read("picks")), len(replays), len(learned), found)
 
@@ -116,11 +117,13 @@ def _pin_differences(store: Store, pin: Row) -> Iterator[Difference]:
 def _pick_differences(
     store: Store, run_id: str, config: RunConfig, pin: Row, read: Reader
 ) -> Iterator[Difference]:
-    plans = read("replay_plans")
-    if not plans:
+    plans, iteration = read("replay_plans"), pin["iteration"]
+    if not config.replay.units or not pin["views_json"] or not read("replays"):
         return
-    iteration = pin["iteration"]
-    derived = decide(store, run_id, config, iteration, Pin.of_row(pin))
+    pinned, newest = Pin.of_row(pin), value_version(store, run_id, pin["as_of"])
+    if pinned.value_version != newest:
+        yield Difference(iteration, "pin", "value model", pinned.value_version, newest)
+    derived = decide(store, run_id, config, iteration, pinned)
     yield from _row_differences(iteration, "replay plan", plans, [derived.plan], ())
     yield from _row_differences(
         iteration, "pick", read("picks"), derived.picks, ("unit", "entry_id")
@@ -151,7 +154,8 @@ def _batch_differences(
 ) -> Iterator[Difference]:
     iteration = pin["iteration"]
     scored: list[Scored] = scored_samples(store, run_id, iteration, _judge(pin))
-    derived = replay_rows(config, iteration, scored) if replays else []
+    is_old = pin["views_json"] is None
+    derived = replay_rows(config, iteration, scored, is_old) if replays else []
     yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
 
 
@@ -179,6 +183,15 @@ def _learned_differences(
                 "learned" if is_learned else "not learned",
                 "not planned" if is_learned else "planned",
             )  # fmt: skip
+
+
+def _untaken_differences(
+    iteration: int, replays: list[Row], updates: list[Row], policies: list[Row]
+) -> Iterator[Difference]:
+    """Name the planned steps of an iteration that published a policy without taking them."""
+    taken = {row["step"] for row in updates}
+    for step in sorted({row["step"] for row in replays} - taken if policies else ()):
+        yield Difference(iteration, "update", f"step {step}", "not taken", "planned")
 
 
 def _row_differences(

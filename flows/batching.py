@@ -45,7 +45,9 @@ class Scored:
         return "trajectory" if is_old else UNITS[self.rollout["role"]]
 
 
-def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> list[Row]:
+def replay_rows(
+    config: RunConfig, iteration: int, scored: Sequence[Scored], is_old: bool = False
+) -> list[Row]:
     """Return the `replays` rows of an iteration, one per sample and optimizer step.
 
     Rollouts without a reward are left out; under an algorithm with dynamic sampling so are the
@@ -55,6 +57,7 @@ def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> 
         config: the run's configuration.
         iteration: the iteration that learns.
         scored: the iteration's rollouts in order, then the replayed trajectories.
+        is_old: the iteration was begun before pins named views: its groups met by their ids.
     """
     algorithm = ALGORITHMS[config.learner.algorithm]
     groups = _group_ids(scored)
@@ -69,7 +72,7 @@ def replay_rows(config: RunConfig, iteration: int, scored: Sequence[Scored]) -> 
         ]
     used = [i for i, use in enumerate(is_used) if use]
     seed = derive_seed(config.run.seed, "steps", iteration)
-    keys = _step_keys(scored, groups)
+    keys = groups if is_old else _step_keys(scored, groups)
     steps = plan_steps([keys[i] for i in used], config.learner.steps, config.learner.epochs, seed)
     rows = []
     for step, chosen in enumerate(steps):
@@ -113,9 +116,10 @@ def _prefix_advantages(
     credits = []
     for group, s in zip(groups, scored, strict=True):
         credit = 0.0
-        if s.pick is not None and group in rewards and _may_credit(config, s):
-            own, mean = fmean(rewards[group]), s.pick["prompt_mean_reward"]
-            credit = float(prefix_advantage(own, mean, s.pick["p_hat"]))
+        mean = None if s.pick is None else s.pick["prompt_mean_reward"]
+        if s.pick is not None and mean is not None and group in rewards and _may_credit(config, s):
+            own, reward_range = fmean(rewards[group]), config.replay.reward_range
+            credit = float(prefix_advantage(own, mean, s.pick["p_hat"], reward_range))
         credits.append(credit)
     return credits
 

@@ -188,6 +188,7 @@ class ReplaySection(Section):
     state_base: Literal["gain", "value", "variance", "retry_success"] = Field(
         "gain", description="What a state's priority rests on."
     )
+    reward_range: float = Field(1.0, gt=0, description="Largest minus smallest possible reward.")
     credit: Literal["none", "corrected", "direct"] = Field(
         "direct", description="Credit the given prefix of a state gets."
     )

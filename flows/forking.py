@@ -7,6 +7,7 @@ from pathlib import Path
 import storage
 from flows.config import ConfigError, RunConfig, load_config, override_config
 from flows.wiring import Fork, stored_config
+from rrl_core.tasks.registry import build_task
 from storage import Store
 
 
@@ -50,6 +51,8 @@ def plan_fork(
             "fork begins with; raise it with --set run.iterations=N"
         )
     _check_policy(store, run_id, iteration)
+    _check_same(store, run_id, parent, config)
+    _check_refitted(store, run_id, parent, iteration)
     return config, Fork(run_id, iteration, _history_ends(store, run_id, iteration))
 
 
@@ -66,6 +69,46 @@ def _check_policy(store: Store, run_id: str, iteration: int) -> None:
         raise storage.StorageError(
             f"iteration {iteration} of {run_id} cannot be forked: {gone[0]} is no longer kept. "
             'Train with `tracking.keep_optimizer = "all"`, or fork one of the last two iterations'
+        )
+
+
+def _check_same(store: Store, run_id: str, parent: RunConfig, config: RunConfig) -> None:
+    """Refuse a fork whose history would not fit it: other cuts, other weights, other prompts."""
+    for section, key in (
+        ("value", "every"), ("value", "cuts"), ("model", "name"), ("model", "dtype"),
+        ("model", "start_adapter"), ("model", "lora"), ("run", "mode"),
+    ):  # fmt: skip
+        before, now = (getattr(getattr(c, section), key) for c in (parent, config))
+        if before != now:
+            raise ConfigError(
+                f"`{section}.{key}` = {now}: a fork keeps its parent's, {before}, because it "
+                "shares its history and its policy; leave it out, or start a new run"
+            )
+    known = _prompt_ids(parent)
+    if missing := known - _prompt_ids(config):
+        raise ConfigError(
+            f"`task`: {len(missing)} of the {len(known)} train prompts of {run_id} are missing; a "
+            "fork may go back to any of them: keep the parent's data, or start a new run"
+        )
+
+
+def _prompt_ids(config: RunConfig) -> set[str]:
+    task = build_task(config.task.name, config.task.params)
+    return {prompt.prompt_id for prompt in task.prompts("train")}
+
+
+def _check_refitted(store: Store, run_id: str, parent: RunConfig, iteration: int) -> None:
+    """Refuse to fork between a policy and the refit that belongs to its iteration."""
+    if not parent.is_refitted(iteration) or store.read(
+        "views_pinned", run_id=run_id, iteration=iteration + 1
+    ):
+        return
+    if not any(
+        row["kind"] == "value" for row in store.read("scores", run_id=run_id, iteration=iteration)
+    ):
+        raise storage.StorageError(
+            f"iteration {iteration} of {run_id} has a policy and not yet the judgement of history "
+            f"that follows it: finish it with `rrl train --resume {run_id}`, or fork an earlier one"
         )
 
 

@@ -79,7 +79,8 @@ def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRo
     """Yield a group's rollouts; seeds follow from places, and from nothing that names the run."""
     prompt_id = group.prompt.prompt_id
     given_ids = tuple(session.policy.encode(group.prompt.messages)) + group.prefix_ids
-    max_tokens = phase.params.max_tokens - len(group.prefix_ids) if group.prefix_ids else None
+    left = max(1, phase.params.max_tokens - len(group.prefix_ids))
+    max_tokens = left if group.prefix_ids else None
     for index in range(group.size):
         place = rollout_place(session.run_id, phase.iteration, group.role, prompt_id, index)
         place |= {"parent_id": group.parent_id}

@@ -12,6 +12,7 @@ from flows.auditing import Audited, audit, step_samples
 from flows.cli import EXIT_FAILED, print_result
 from flows.materializing import SHOWN, Change, Moment, compare_moments, materialize
 from flows.progress import Progress
+from flows.replaying import NO_MODEL, value_version
 from flows.wiring import stored_config
 from storage import Store
 from storage.answers import printable, table_text
@@ -88,9 +89,11 @@ def run_materialize(request: MaterializeRequest, store_path: Path, as_json: bool
     store = storage.open(store_path)
     storage.require_whole(store)
     config = stored_config(store, request.run_id)
-    now = Moment(store.number(request.as_of), _known_version(store, request))
+    as_of = store.number(request.as_of)
+    now = Moment(as_of, _known_version(store, request, as_of))
     if request.diff:
-        today = Moment(store.head().number, None)
+        head = store.head().number
+        today = Moment(head, value_version(store, request.run_id, head))
         changes = compare_moments(store, request.run_id, config, now, today)
         _print_changes(changes, request.limit, as_json)
         return
@@ -108,9 +111,11 @@ def run_materialize(request: MaterializeRequest, store_path: Path, as_json: bool
     print_result("\n".join(f"{number:>9,}  {reason}" for reason, number in reasons.items()))
 
 
-def _known_version(store: Store, request: MaterializeRequest) -> str | None:
-    """Return the version asked for; refuse one that no value model has."""
-    if request.version in (None, "none"):
+def _known_version(store: Store, request: MaterializeRequest, as_of: int) -> str:
+    """Return the version asked for, or what the run judged by; refuse one that no model has."""
+    if request.version is None:
+        return value_version(store, request.run_id, as_of)
+    if request.version == NO_MODEL:
         return request.version
     versions = [row["scorer_version"] for row in store.read("value_models")]
     if request.version not in versions:

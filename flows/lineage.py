@@ -12,10 +12,16 @@ from storage import Store
 
 @dataclass(frozen=True)
 class Stretch:
-    """The iterations of a run that belong to a history: to `last_iteration`, None for all."""
+    """What of a run belongs to a history: iterations and commits up to these; None for all."""
 
     run_id: str
     last_iteration: int | None
+    last_commit: int | None = None
+
+    def until(self, as_of: int | None) -> int | None:
+        """Return the earlier of its last commit and `as_of`, where None is the newest."""
+        known = [number for number in (self.last_commit, as_of) if number is not None]
+        return min(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Lineage:
             first = 0 if number == 0 else (self.stretches[-number].last_iteration or 0) + 1
             rows += [
                 row
-                for row in store.read(table, run_id=stretch.run_id, as_of=as_of)
+                for row in store.read(table, run_id=stretch.run_id, as_of=stretch.until(as_of))
                 if first <= row["iteration"] and (last is None or row["iteration"] <= last)
             ]
         return rows
@@ -57,6 +63,7 @@ def lineage_of(store: Store, run_id: str) -> Lineage:
         parent, iteration = rows[0]["parent_run_id"], rows[0]["parent_iteration"]
         if parent is None:
             break
-        last = stretches[-1].last_iteration
-        stretches.append(Stretch(parent, iteration if last is None else min(last, iteration)))
+        newest = stretches[-1]
+        last = iteration if newest.last_iteration is None else min(newest.last_iteration, iteration)
+        stretches.append(Stretch(parent, last, newest.until(rows[0]["parent_as_of"])))
     return Lineage(tuple(stretches))

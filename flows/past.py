@@ -106,6 +106,8 @@ def _num_refits(store: Store, run_id: str) -> int:
 def _opened(config: RunConfig, run_id: str, newest: int) -> Row:
     return {
         "kind": "refit",
+        "parent_run_id": run_id,
+        "parent_iteration": newest,
         "config_json": json.dumps({"run_id": run_id, "iteration": newest}),
         "seed_root": config.run.seed,
         "planned_iterations": newest,

@@ -114,7 +114,7 @@ def rescore(session: Session, iteration: int) -> int:
     """Judge the states worth it by the model of `iteration`, and all their prompts."""
     read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
     models = read("value_models")
-    if not models:
+    if not models or any(row["kind"] == "value" for row in read("scores")):
         return 0
     [model_row] = models
     data = session.store.artifacts.get(model_row["artifact"])
@@ -270,10 +270,11 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     models = session.lineage.read(session.store, "value_models")[:-1]
     version = models[-1]["scorer_version"] if models else NO_MODEL
     priority = pick_rule(session.config).priority
-    chunks = (candidates_of(batch) for batch in _state_batches(session, version))
+    before = models[-1]["iteration"] if models else 0
+    chunks = (candidates_of(batch) for batch in _state_batches(session, version, before))
     keys = pa.array(retained(chunks, session.config.replay.capacity, priority), pa.string())
     found: dict[int, dict[str, str]] = {}
-    for batch in _state_batches(session, version):
+    for batch in _state_batches(session, version, before):
         kept = batch.filter(pc.is_in(batch["entry_key"], value_set=keys))
         for row in kept.select(_PLACES).to_pylist():
             prompt_id = row["prompt_id"]
@@ -283,7 +284,13 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     return {sampled: list(found[sampled].items()) for sampled in sorted(found)}
 
 
-def _state_batches(session: Session, version: str) -> Iterator[pa.RecordBatch]:
+def _state_batches(session: Session, version: str, before: int) -> Iterator[pa.RecordBatch]:
+    """Yield the states of the run but those that an earlier refit left out for their worth.
+
+    `before` is the iteration of the model before: what it could judge and did not was left out.
+    """
     arguments = {"run": session.run_id, "version": version}
     for batch in session.store.batches(VIEW, arguments):
-        yield batch.filter(pc.equal(batch["unit"], "state"))
+        is_new = pc.greater(batch["sampled_iteration"], before)
+        is_kept = pc.or_(is_new, pc.is_valid(batch["raw_value"]))
+        yield batch.filter(pc.and_(pc.equal(batch["unit"], "state"), is_kept))

@@ -29,6 +29,7 @@ from rrl_core.tasks.selection import select_prompts
 from storage import Store
 
 VIEW = "replay_buffer"
+PINNED_VIEWS = (VIEW, "prompt_history")
 VALUE_SCORER = "value"
 NO_MODEL = "none"  # a version: judge states by success rates alone
 ELIGIBLE = "eligible"
@@ -128,7 +129,7 @@ def pick_rule(config: RunConfig) -> PickRule:
     replay, sampler = config.replay, config.sampler
     horizon = replay.horizon or default_horizon(config.run.iterations)
     return PickRule(
-        PriorityRule(horizon, replay.beta, replay.state_base),
+        PriorityRule(horizon, replay.beta / replay.reward_range, replay.state_base),
         max_per_signature=signature_cap(sampler.prompts * sampler.group_size),
         uniform_share=replay.uniform_share,
     )
@@ -165,12 +166,12 @@ def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pi
     )
 
 
-def value_version(session: Session) -> dict[str, str]:
-    """Return the version that judges states, by scorer: the newest model's, if it is healthy."""
-    models = session.lineage.read(session.store, "value_models")
+def value_version(store: Store, run_id: str, as_of: int) -> str:
+    """Return the version a run judges states by: its newest model's, if that one is healthy."""
+    models = lineage_of(store, run_id).read(store, "value_models", as_of)
     if not models or models[-1]["verdict"] != "healthy":
-        return {}
-    return {VALUE_SCORER: models[-1]["scorer_version"]}
+        return NO_MODEL
+    return str(models[-1]["scorer_version"])
 
 
 def groups(session: Session, iteration: int) -> list[Group]:

@@ -54,14 +54,18 @@ def pin(run_id: str, iteration: int) -> int:
     """Fix the commit this iteration reads history as of; the first pin of an iteration holds."""
     session = session_of(run_id)
     head = session.store.head()
-    view = offline.VIEW if session.config.run.mode == "offline" else replaying.VIEW
+    is_offline = session.config.run.mode == "offline"
+    views = (offline.VIEW,) if is_offline else replaying.PINNED_VIEWS
     versions = {scorer.name: scorer.version for scorer in session.task.scorers}
+    judge = replaying.value_version(session.store, run_id, head.number)
+    if judge != replaying.NO_MODEL:
+        versions[replaying.VALUE_SCORER] = judge
     row = {
         "iteration": iteration,
         "as_of": head.number,
         "as_of_sha256": head.sha256,
-        "scorer_versions_json": json.dumps(versions | replaying.value_version(session)),
-        "views_json": json.dumps(storage.view_digests(view)),
+        "scorer_versions_json": json.dumps(versions),
+        "views_json": json.dumps(storage.view_digests(*views)),
     }
     closes = iteration - 1 if iteration > 0 else None
     committed = session.writer.append(
@@ -125,7 +129,8 @@ def plan_batch(run_id: str, iteration: int) -> int:
         return offline.plan_batch(session, iteration)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
     scored = scored_samples(session.store, run_id, iteration, judge)
-    rows = replay_rows(session.config, iteration, scored)
+    [pinned] = session.store.read("views_pinned", run_id=run_id, iteration=iteration)
+    rows = replay_rows(session.config, iteration, scored, is_old=pinned["views_json"] is None)
     compared = compare_with_old(session, iteration, scored)
     session.writer.append(
         {"replays": rows, "retries": compared.retries, "scores": compared.scores},
@@ -267,7 +272,7 @@ def _publish(session: Session, iteration: int, version: int, learned: dict[str, 
 def _adopt(session: Session) -> None:
     """Publish the policy the run was forked at as its own, with the optimizer's state."""
     iteration = session.lineage.first_iteration
-    parent = session.lineage.run_of(iteration)
+    parent = session.lineage.stretches[1].run_id
     [row] = session.store.read("policies", run_id=parent, iteration=iteration)
     kept = ("policy_version", "iteration", "base_digest", "adapter_digest", "policy_digest",
             "adapter_artifact")  # fmt: skip

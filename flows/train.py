@@ -71,8 +71,9 @@ def train(
             tasks.finish(run_id, "interrupted", "stopped by the user")
             return "interrupted"
         except BaseException as error:
-            with suppress(StorageError):  # the first error is the one to show
-                tasks.finish(run_id, "failed", f"{type(error).__name__}: {error}"[:2000])
+            how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            with suppress(StorageError, OSError):  # the first error is the one to show
+                tasks.finish(run_id, how, f"{type(error).__name__}: {error}"[:2000])
             raise
         tasks.finish(run_id, "finished")
     return "finished"

@@ -130,6 +130,8 @@ def open_session(
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
             _check_resumed(store, policy_run_id or run_id, digest, policy)
+            if (parent := (facts or {}).get("parent_run_id")) is not None:
+                _check_base(store, parent, policy)
             writer = store.open_stream(run_id, opened_row(config, digest) | dict(facts or {}))
             tracker = Tracker(store.path, config, run_id)
             lineage = lineage_of(store, run_id)
@@ -215,16 +217,22 @@ def _check_resumed(store: Store, run_id: str, digest: str, policy: Policy) -> No
         ConfigError: names what differs.
     """
     opened = [row["task_sha256"] for row in store.read("runs", run_id=run_id)]
-    bases = [row["base_digest"] for row in store.read("policies", run_id=run_id, iteration=0)]
-    for what, before, now in (
-        ("prompts or the scorers", opened[:1], digest),
-        ("weights of the base model", bases[:1], policy.base_digest),
-    ):
-        if any(known is not None and known != now for known in before):
-            raise ConfigError(
-                f"run {run_id}: the {what} changed since it began: expected {before[0][:12]}, came "
-                f"{now[:12]}. Bring back what it began with to go on, or start a new run"
-            )
+    _check_same(run_id, "prompts or the scorers", opened, digest)
+    _check_base(store, run_id, policy)
+
+
+def _check_base(store: Store, run_id: str, policy: Policy) -> None:
+    bases = [row["base_digest"] for row in store.read("policies", run_id=run_id)]
+    _check_same(run_id, "weights of the base model", bases, policy.base_digest)
+
+
+def _check_same(run_id: str, what: str, known: list[str | None], now: str) -> None:
+    before = known[0] if known else None
+    if before is not None and before != now:
+        raise ConfigError(
+            f"run {run_id}: the {what} changed since it began: expected {before[:12]}, came "
+            f"{now[:12]}. Bring back what it began with to go on, or start a new run"
+        )
 
 
 def opened_row(config: RunConfig, task_digest: str) -> dict[str, Any]:

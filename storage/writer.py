@@ -5,6 +5,7 @@ commit or nothing. A writer that finds a higher epoch of its stream stops: someb
 run. What the caller gets back are the committed rows, never the ones it passed in.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -116,6 +117,7 @@ class StreamWriter:
         self._known = KnownEvents(files, run_id)
         self._is_loaded = False
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1)  # starting one takes as long as encoding a small table
 
     @property
@@ -155,6 +157,11 @@ class StreamWriter:
         """
         if closes_iteration is not None and closes_iteration < 0:
             raise RowError(f"closes_iteration: expected 0 or more, came {closes_iteration}")
+        if self._process != os.getpid():
+            raise StorageError(
+                f"this writer of `{self.run_id}` was made by process {self._process}, this is "
+                f"{os.getpid()}: open the stream again after a fork"
+            )
         now = datetime.now(UTC)
         with self._lock:
             state = self._load()
@@ -216,6 +223,11 @@ class StreamWriter:
         kind, batch_key, now = what
 
         def make_draft(nonce: str) -> Draft:
+            try:
+                added = storing.added(parts, nonce)
+            except BaseException:
+                storing.undo()
+                raise
             return Draft(
                 nonce=nonce,
                 kind=kind,
@@ -224,7 +236,7 @@ class StreamWriter:
                 batch_key=batch_key,
                 recorded_at=now.isoformat(),
                 closes_iteration=closes_iteration,
-                added=storing.added(parts, nonce),
+                added=added,
             )
 
         return self._log.commit(make_draft, check, storing.begun)

@@ -27,7 +27,7 @@ class SampleRequest:
 
     def limit(self, params: "SamplingParams") -> int:
         """Return how many tokens it may have."""
-        return min(params.max_tokens, self.max_tokens or params.max_tokens)
+        return params.max_tokens if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 --             the version of the scorer `value` that judges states (null: the run's newest healthy
 --             value model; 'none', or where there is no such model: p_hat stands for V).
 -- Columns: a run's own history is its `lineage`. Of states and of their judgements only those of its own
---          streams count, unless the version is another stream's or the run never cut a state.
+--          streams count, unless the version is another stream's.
 --          On-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
 --          the reward is that of the run's newest reward scorer.
 --   unit, entry_id           state (`states.event_id`), trajectory (`rollouts.event_id`) or prompt
@@ -72,19 +72,14 @@ judges as (
 earlier_judges as (
     select judge.run_id, arg_max(fitted.scorer_version, fitted.position) as value_version
     from judges as judge
-    join value_models($as_of) as chosen on chosen.scorer_version = judge.value_version
+    join fitted as chosen
+        on chosen.run_id = judge.run_id
+        and chosen.scorer_version = judge.value_version
     join fitted
         on fitted.run_id = judge.run_id
         and fitted.is_healthy
-        and fitted.position < chosen._commit * 4294967296 + chosen._row
+        and fitted.position < chosen.position
     group by judge.run_id
-),
-cutters as (
-    select distinct source.run_id
-    from sources as source
-    join states($as_of) as state
-        on state.run_id = source.source_run_id
-        and state.iteration <= source.last_iteration
 ),
 published as (
     select policy.run_id, max(policy.policy_version) as newest_policy_version
@@ -109,20 +104,17 @@ asked as (  -- the runs with all that is asked about them
         judge.value_version,
         earlier.value_version as earlier_version,
         published.newest_policy_version,
-        cutter.run_id is null or (
-            judge.value_version is not null
-            and not exists (
-                from fitted
-                where
-                    fitted.run_id = judge.run_id
-                    and fitted.scorer_version = judge.value_version
-            )
+        judge.value_version is not null
+        and not exists (
+            from fitted
+            where
+                fitted.run_id = judge.run_id
+                and fitted.scorer_version = judge.value_version
         ) as is_open
     from begun
     join judges as judge on judge.run_id = begun.run_id
     left join earlier_judges as earlier on earlier.run_id = begun.run_id
     left join published on published.run_id = begun.run_id
-    left join cutters as cutter on cutter.run_id = begun.run_id
 ),
 wanted as (
     select asked.scorer, asked.scorer_version, true as is_open from asked

@@ -1,9 +1,16 @@
 """Rewards for runs of the fake sampler."""
 
-from rrl_core.tasks.protocol import Prompt
+from rrl_core.tasks.protocol import Prompt, Score
 
 
 def early_seven(prompt: Prompt, completion: str) -> float:
     """Return 1.0 when a 7 is among the first three characters: seldom, and for no reason."""
     del prompt
     return float("7" in completion[:3])
+
+
+def seldom_scored(prompt: Prompt, completion: str) -> Score:
+    """Judge prompts whose id ends in a letter by an early seven; the others cannot be judged."""
+    if prompt.prompt_id[-1].isdigit():
+        return Score(None, "unscorable")
+    return Score(early_seven(prompt, completion))

@@ -74,6 +74,13 @@ def test_lineage_of_a_fork_of_a_fork():
         (f"{RUN_ID}@99", ("run.iterations=120",), "published no policy at iteration 99"),
         (f"{RUN_ID}@3", ("run.seed=7",), "inherits its parent's"),
         (f"{RUN_ID}@6", (), "raise it with --set run.iterations"),
+        (f"{RUN_ID}@3", ("value.every=2",), "`value.every` = 2: a fork keeps its parent's, 1"),
+        (f"{RUN_ID}@3", ("model.dtype=bfloat16",), "`model.dtype` = bfloat16: a fork keeps"),
+        (
+            f"{RUN_ID}@3",
+            ("task.num_train=11",),
+            "1 of the 12 train prompts of smoke-run are missing",
+        ),
         ("nobody@1", (), "no run 'nobody'"),
     ],
 )

@@ -39,6 +39,34 @@ def test_a_refit_every_second_iteration_judges_both(tmp_path: Path):
     assert [str(d) for a in audited for d in a.differences] == []
 
 
+def test_within_the_capacity_the_best_stay_and_a_resumed_run_judges_the_same(tmp_path: Path):
+    store = run_here(tmp_path / "store", replay_config("replay.capacity=20"))
+    judged: dict[str, set[str]] = {}
+    prompts = {s["event_id"] for s in store.read("states") if s["prefix_tokens"] == 0}
+    for row in store.read("scores", run_id=RUN_ID):
+        if row["kind"] == "value" and row["target_id"] not in prompts:
+            judged.setdefault(row["scorer_version"], set()).add(row["target_id"])
+    versions = [m["scorer_version"] for m in store.read("value_models", run_id=RUN_ID)]
+    assert [len(judged[version]) for version in versions] == [20] * 6
+    kept = [
+        len(judged[newer] & judged[older])
+        for older, newer in zip(versions, versions[1:], strict=False)
+    ]
+    assert sum(kept) > 0  # not all of them give way to what is new
+    audited = list(audit(store, RUN_ID, replay_config("replay.capacity=20")))
+    assert [str(d) for a in audited for d in a.differences] == []
+
+
+def test_prompts_that_nobody_can_score_are_replayed_without_credit(tmp_path: Path):
+    config = replay_config(
+        "sampler.engine=fake", "task.reward=tests.flows.rewards:seldom_scored",
+        'replay.units=["state"]',
+    )  # fmt: skip
+    store = run_here(tmp_path / "store", config)
+    assert {row["status"] for row in store.read("scores", run_id=RUN_ID)} == {"ok", "unscorable"}
+    assert store.read("picks", run_id=RUN_ID)
+
+
 def test_states_and_prompts_are_replayed(replayed: storage.Store):
     units = {row["unit"] for row in replayed.read("replays", run_id=RUN_ID)}
     assert units == {"fresh", "state", "prompt"}
@@ -67,6 +95,9 @@ def test_a_trajectory_joins_the_fresh_group_of_its_prompt(with_trajectories: sto
             rollouts[row["rollout_id"]]["prompt_id"]
         }
         assert row["reward"] == 1.0
+        if [r["reward"] for r in group].count(1.0) == 1:
+            # one success among three failures: 0.75 / (0.5 + 1e-4), std with n - 1
+            assert row["advantage"] == pytest.approx(0.75 / 0.5001, abs=1e-9)
         assert row["advantage"] > 0 or all(r["reward"] == 1.0 for r in group)
         assert row["age"] > 0
 

@@ -354,14 +354,28 @@ def test_by_its_own_model_a_run_sees_its_own_states_and_judgements_alone(run: Ru
     assert run.entry(state_id)["raw_value"] == 0.5
 
 
-def test_a_run_that_never_cut_has_the_states_others_cut(run: Run):
+def test_by_a_model_of_another_stream_a_run_has_the_states_others_cut(run: Run):
     rollout_id = run.sample([1.0, 0.0, 0.0, 0.0])[0]
     judge = Run(run.store, "judge", kind="refit")
     state_id = judge.cut(rollout_id, 5, source_run_id=run.run_id)
     judge.fit("v1")
     judge.judge("v1", {state_id: 0.5})
-    assert run.entry(state_id)["raw_value"] == run.entry(state_id)["p_hat"] == 0.25
+    assert not [row for row in run.buffer() if row["unit"] == "state"]
     assert run.entry(state_id, version="v1")["raw_value"] == 0.5
+
+
+def test_a_fork_with_the_same_model_changes_nothing_for_its_parent(store: storage.Store):
+    parent = Run(store, "r1", kind="train")
+    parent.pin(1)
+    state_id = parent.cut(parent.sample([1.0, 0.0, 0.0, 0.0])[0])
+    parent.fit("v1", 1)
+    parent.judge("v1", {state_id: 0.9})
+    before = parent.entry(state_id, run="r1")
+    assert before["eligibility_reason"] == "eligible"
+    fork = Run(store, "r2", kind="train", parent_run_id="r1", parent_iteration=0, parent_as_of=1)
+    fork.pin(0)
+    fork.fit("v1", 1)  # the same history gives the same model
+    assert parent.entry(state_id, run="r1") == before
 
 
 def test_a_fork_has_the_history_of_its_parent_up_to_where_it_began(store: storage.Store):
