@@ -45,8 +45,8 @@ def test_an_edited_replays_value_is_found_by_deriving_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # written wrongly in the first place, so every hash fits
-    def forged(*arguments):
-        rows = replay_rows(*arguments)
+    def forged(*arguments, **options):
+        rows = replay_rows(*arguments, **options)
         rows[3]["advantage"] += 0.25
         return rows
 

@@ -52,7 +52,8 @@ def test_a_fork_copies_no_rollouts(forked: storage.Store):
 
 def test_the_lineage_says_whose_iteration_it_is(forked: storage.Store):
     lineage = lineage_of(forked, FORK_ID)
-    assert lineage == Lineage((Stretch(FORK_ID, None), Stretch(RUN_ID, 3)))
+    [pin] = forked.read("views_pinned", run_id=RUN_ID, iteration=4)
+    assert lineage == Lineage((Stretch(FORK_ID, None), Stretch(RUN_ID, 3, pin["as_of"])))
     assert lineage.first_iteration == 3
     assert [lineage.run_of(i) for i in (1, 3, 4, 9)] == [RUN_ID, RUN_ID, FORK_ID, FORK_ID]
     models = lineage.read(forked, "value_models")
