@@ -6,13 +6,15 @@ measures again what the run itself would have measured. Stopped anywhere, the sa
 what is evaluated already is answered from the log.
 """
 
+import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import storage
 from flows import tasks
-from flows.config import ConfigError, RunConfig
+from flows.config import ConfigError, RunConfig, override_config, parse_config
 from flows.evaluation import evaluation_rows
 from flows.generation import evaluation_phase, generate_phase
 from flows.progress import Progress
@@ -20,6 +22,9 @@ from flows.translate import Row
 from flows.wiring import Session, open_session, opened_row, stored_config, task_sha256
 from rrl_core.tasks.registry import build_task
 from storage import Store
+
+# What an offline run has to have otherwise, so that its policies can be sampled.
+ONLINE = ("run.mode=online", "offline.query=off", "sampler.prompts=1", "learner.steps=1")
 
 
 @dataclass(frozen=True)
@@ -61,27 +66,36 @@ def evaluate(store: Store, request: EvaluateRequest, progress: Progress) -> list
         "parent_iteration": policy["iteration"],
     }
     with open_session(store, request.stream, config, progress, request.run_id, facts) as session:
-        session.policy.load_adapter_bytes(adapter)
-        session.sampler.load_policy(session.policy, version)
-        rows = _evaluated(session, version, request.name)
-        ended = (
-            opened_row(config, task_sha256(session.task))
-            | facts
-            | {
-                "run_epoch": session.writer.epoch,
-                "what": "finished",
-                "elapsed_s": time.monotonic() - session.started_s,
-            }
-        )
-        session.writer.append({"runs": [ended]}, batch_key="finished")
+        try:
+            session.policy.load_adapter_bytes(adapter)
+            session.sampler.load_policy(session.policy, version)
+            rows = _evaluated(session, version, request.name)
+        except BaseException as error:
+            with suppress(storage.StorageError, OSError):  # the first error is the one to show
+                _end(session, facts, "failed", f"{type(error).__name__}: {error}"[:2000])
+            raise
+        _end(session, facts, "finished")
     return rows
 
 
+def _end(session: Session, facts: Row, what: str, reason: str | None = None) -> None:
+    ended = {
+        "run_epoch": session.writer.epoch,
+        "what": what,
+        "reason": reason,
+        "elapsed_s": time.monotonic() - session.started_s,
+    }
+    row = opened_row(session.config, task_sha256(session.task)) | facts | ended
+    session.writer.append({"runs": [row]}, batch_key=what)
+
+
 def _config(store: Store, request: EvaluateRequest) -> RunConfig:
-    """Return the run's configuration with the number of prompts asked for."""
+    """Return the run's configuration with the number of prompts asked for, and with a sampler."""
     if not re.fullmatch(r"[a-z0-9_]{1,40}", request.name):
         raise ConfigError(f"name {request.name!r}: expected at most 40 of a-z, 0-9 and `_`")
     config = stored_config(store, request.run_id)
+    if config.run.mode == "offline":
+        config = override_config(config, ONLINE)
     num_there = len(build_task(config.task.name, config.task.params).prompts("eval"))
     num_prompts = request.prompts
     if num_prompts is None:
@@ -94,12 +108,17 @@ def _config(store: Store, request: EvaluateRequest) -> RunConfig:
     evaluation = config.evaluation.model_copy(update={"prompts": num_prompts})
     config = config.model_copy(update={"evaluation": evaluation})
     before = store.read("runs", run_id=request.stream)
-    if before and before[0]["config_json"] != config.to_json():
+    if before and _opened_with(before[0]) != config:
         raise ConfigError(
             f"evaluations named {request.name!r} of {request.run_id} were made with another number "
             f"of prompts than {num_prompts}: choose another name, or the number of before"
         )
     return config
+
+
+def _opened_with(run: Row) -> RunConfig:
+    """Return what a stream was opened with; keys that came since have their defaults."""
+    return parse_config(json.loads(run["config_json"]), f"configuration of {run['run_id']}")
 
 
 def _policy(store: Store, request: EvaluateRequest) -> Row:

@@ -143,27 +143,34 @@ def _prepare(store: Store, request: RescoreRequest, progress: Progress) -> _Job:
         raise RescoreError(
             f"no run {request.run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
-    stream = _newest_stream(store, request)
+    stream = _open_stream(store, request)
     judge = make_judge(store, request.scorer, request.run_id, stream.scorer_version)
     if stream.scorer_version not in (None, judge.version):
         progress.note(
             f"{stream.run_id} was begun with version {stream.scorer_version} of {judge.name}, "
             f"which is version {judge.version} now: its scores stay, and all is judged anew"
         )
-        stream = _Stream(stream.base, stream.number + 1)
+        stream = _open_stream(store, request, judge.version)
     as_of = store.number(request.as_of if stream.as_of is None else stream.as_of)
-    wanted = Wanted(
-        as_of, judge.name, judge.version, judge.target_kind, request.where, request.run_id,
-        judge.unfit_runs,
-    )  # fmt: skip
-    history = Slice(store, wanted)
+    history = _slice(store, request, judge, as_of)
     with progress.status(f"looking for what {judge.name} {judge.version} has not judged"):
         contents, shards = history.shards(request.shard_rollouts)
     return _Job(store, request, progress, stream, judge, as_of, history, contents, shards)
 
 
-def _newest_stream(store: Store, request: RescoreRequest) -> _Stream:
-    """Return the unfinished stream of the request, or a new one."""
+def _slice(store: Store, request: RescoreRequest, judge: HistoryJudge, as_of: int) -> Slice:
+    wanted = Wanted(
+        as_of, judge.name, judge.version, judge.target_kind, request.where, request.run_id,
+        judge.unfit_runs,
+    )  # fmt: skip
+    return Slice(store, wanted)
+
+
+def _open_stream(store: Store, request: RescoreRequest, version: str | None = None) -> _Stream:
+    """Return the first unfinished stream of the request, or a new one.
+
+    With `version` one that another scorer version began does not count.
+    """
     text = json.dumps(asdict(request), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     scorer = re.sub("[^a-z0-9]+", "-", request.scorer.lower()).strip("-")[:40]
@@ -174,8 +181,9 @@ def _newest_stream(store: Store, request: RescoreRequest) -> _Stream:
             pins = store.read("views_pinned", run_id=f"{base}-{number}")
             if not pins:
                 return _Stream(base, number)
-            [version] = json.loads(pins[0]["scorer_versions_json"]).values()
-            return _Stream(base, number, pins[0]["as_of"], version)
+            [begun_with] = json.loads(pins[0]["scorer_versions_json"]).values()
+            if version in (None, begun_with):
+                return _Stream(base, number, pins[0]["as_of"], begun_with)
         number += 1
     return _Stream(base, number)
 
@@ -185,13 +193,13 @@ def _work(job: _Job) -> RescoreSummary:
     writer = job.store.open_stream(job.stream.run_id, _opened_row(job))
     try:
         if job.stream.as_of is None:
-            writer.append({"views_pinned": [_pin_row(job)]}, batch_key="pin")
+            _pin(job, writer)
         closed = writer.last_closed_iteration
         job.num_before = 0 if closed is None else closed + 1
         with _stop_on_signal(job.progress) as stop:
             _judge_shards(job, writer, stop.is_set)
     except BaseException as error:
-        with suppress(StorageError):  # the first error is the one to show
+        with suppress(StorageError, OSError):  # the first error is the one to show
             _end(job, writer, "failed", f"{type(error).__name__}: {error}"[:2000])
         raise
     if job.num_before + job.num_judged < len(job.shards):
@@ -199,6 +207,21 @@ def _work(job: _Job) -> RescoreSummary:
         return _summary(job, "interrupted")
     _end(job, writer, "finished")
     return _summary(job, "finished")
+
+
+def _pin(job: _Job, writer: StreamWriter) -> None:
+    """Fix the commit to judge as of; where another process did so first, take up its shards."""
+    committed = writer.append({"views_pinned": [_pin_row(job)]}, batch_key="pin")
+    [pin] = committed.rows["views_pinned"]
+    if json.loads(pin["scorer_versions_json"]) != {job.judge.name: job.judge.version}:
+        raise RescoreError(
+            f"{job.stream.run_id} was begun meanwhile by another version of {job.judge.name} than "
+            f"{job.judge.version}; call again for a stream of its own"
+        )
+    if pin["as_of"] != job.as_of:
+        job.as_of = pin["as_of"]
+        job.history = _slice(job.store, job.request, job.judge, job.as_of)
+        job.contents, job.shards = job.history.shards(job.request.shard_rollouts)
 
 
 def _judge_shards(job: _Job, writer: StreamWriter, should_stop: Callable[[], bool]) -> None:

@@ -200,12 +200,12 @@ def load_value_judge(store: Store, run_id: str | None, version: str | None) -> V
             f"value model {row['scorer_version']} is {row['verdict']}: its scores are recorded, "
             "but the replay buffer judges by the success rates of prompts instead",
         )
-    others = tuple(
-        published["run_id"]
-        for published in store.read("policies", iteration=0)
+    others = {
+        published["run_id"]: None
+        for published in store.read("policies")
         if published["base_digest"] != policy.base_digest
-    )
-    return ValueJudge(policy, model, row["scorer_version"], others, notices)
+    }
+    return ValueJudge(policy, model, row["scorer_version"], tuple(others), notices)
 
 
 def _model_row(store: Store, run_id: str | None, version: str | None) -> Row:

@@ -1,13 +1,16 @@
 -- Question: which judgement of a target counts?
--- Grain: one row per target, scorer and scorer version: the highest attempt, then the first position.
---        Several streams may have scored the same target.
+-- Grain: one row per target, scorer and scorer version: final verdicts (status ok or unscorable) before
+--        failed tries, then the highest attempt, then the first position. Several streams may have
+--        scored the same target.
 -- Parameters: $as_of, a commit number.
 -- Columns: those of `scores`, with `score_id` for its event id.
 -- Order: none. Other questions read it, and sorting all scores takes as long as the rest of them.
-with ranked as (  -- one integer for (-attempt, _commit, _row): three times as quick as comparing rows
+with ranked as (  -- one integer for (is failed, -attempt, _commit, _row): quicker than comparing rows
     select
         *,
-        (2147483647 - scored.attempt)::hugeint * 18446744073709551616
+        (
+            if(scored.status in ('ok', 'unscorable'), 2147483647, 4294967295) - scored.attempt
+        )::hugeint * 18446744073709551616
         + scored._commit * 4294967296 + scored._row as rank
     from scores($as_of) as scored
 )

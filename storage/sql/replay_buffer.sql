@@ -133,7 +133,9 @@ judgements as (
         scored.value,
         scored.signature,
         scored._commit,
-        (2147483647 - scored.attempt)::hugeint * 18446744073709551616
+        (
+            if(scored.status in ('ok', 'unscorable'), 2147483647, 4294967295) - scored.attempt
+        )::hugeint * 18446744073709551616
         + scored._commit * 4294967296 + scored._row as rank
     from scores($as_of) as scored
     join wanted
@@ -266,8 +268,14 @@ state_facts as materialized (  -- of the few states that have any: joined to sta
         select
             asked.run_id,
             latest.target_id as state_id,
-            arg_max_null(
-                score.value, (score.attempt, -score._commit, -score._row)
+            arg_min_null(
+                score.value,
+                (
+                    score.status not in ('ok', 'unscorable'),
+                    -score.attempt,
+                    score._commit,
+                    score._row
+                )
             ) as earlier_value
         from latest
         join asked on asked.value_version = latest.scorer_version

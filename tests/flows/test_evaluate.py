@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import flows.generation
 import storage
 from flows.cli import app
-from flows.config import ConfigError
+from flows.config import ConfigError, RunConfig
 from flows.evaluate import EvaluateRequest, evaluate
 from flows.progress import Progress
 from flows.wiring import stored_config
@@ -157,3 +157,42 @@ def test_the_command_prints_one_line_per_scorer(store: storage.Store):
 def test_an_unknown_run_is_refused(store: storage.Store):
     with Progress(quiet=True) as progress, pytest.raises(storage.StorageError, match="no run 'x'"):
         evaluate(store, EvaluateRequest("x"), progress)
+
+
+def test_policies_of_an_offline_run_are_evaluated(store: storage.Store):
+    offline = ("run.mode=offline", "run.iterations=1", "evaluation.every=off", "sampler.prompts=2",
+               "offline.samples=8", "learner.steps=4",
+               "offline.query=select event_id as rollout_id from rollouts")  # fmt: skip
+    run_here(store.path, smoke_config(*offline), "offline-run")
+    with Progress(quiet=True) as progress:
+        rows = evaluate(store, EvaluateRequest("offline-run", 1), progress)
+        assert evaluate(store, EvaluateRequest("offline-run", 1), progress) == rows
+        evaluate(store, EvaluateRequest("offline-run", 0), progress)
+    assert {row["num_prompts"] for row in rows} == {6}
+
+
+def test_a_key_that_came_with_an_upgrade_refuses_no_name(
+    store: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    def older(self: RunConfig) -> str:
+        return json.dumps(self.model_dump(mode="json", exclude={"offline"}))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunConfig, "to_json", older)
+        evaluated(store, iteration=1)
+    assert evaluated(store, iteration=2)
+
+
+def test_an_evaluation_that_fails_says_so_in_its_stream(
+    store: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*arguments: Any) -> None:
+        raise ValueError("no more")
+
+    monkeypatch.setattr(flows.generation, "_sample", broken)
+    with pytest.raises(ValueError, match="no more"):
+        evaluated(store)
+    run = store.read("runs", run_id=STREAM)[-1]
+    assert (run["what"], run["reason"], run["kind"]) == (
+        "failed", "ValueError: no more", "evaluate",
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from tests.flows.histories import check_judged_once, rescore_here, write_history
 from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 from tests.storage.rows import OPENED, score
 
+Row = dict[str, Any]
 during: Callable[[int], None] = lambda number: None  # noqa: E731 - what a test has happen
 num_calls = 0
 
@@ -163,6 +164,53 @@ def test_an_unfinished_stream_of_an_edited_reward_is_left_and_all_is_judged_anew
     assert (done.num_shards_before, done.scores) == (0, {"ok": 12})
     assert [str(s.stream_id)[-2:] for s in (stopped, done)] == ["-1", "-2"]
     assert Counter(row["value"] for row in store.read("scores")) == {0.25: 8, 0.75: 12}
+
+
+def test_an_interrupted_stream_of_an_edited_reward_goes_on_as_of_its_pin(
+    store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    ids = write_history(store, 12)
+    for value in (0.25, 0.75):  # each is stopped in its first of three shards
+        (tmp_path / "my_twice_stopped.py").write_text(
+            "import os, signal\ncalls = []\ndef reward(prompt, completion):\n"
+            "    calls.append(1)\n    if len(calls) == 2:\n"
+            f"        os.kill(os.getpid(), signal.SIGINT)\n    return {value}\n"
+        )
+        sys.modules.pop("my_twice_stopped", None)
+        stopped = rescore_here(store, "my_twice_stopped:reward", shard_rollouts=4)
+        assert (stopped.ended, stopped.scores) == ("interrupted", {"ok": 4})
+    done = rescore_here(store, "my_twice_stopped:reward", shard_rollouts=4)
+    assert (done.stream_id, done.num_shards_before) == (stopped.stream_id, 1)
+    judged = [r["target_id"] for r in store.read("scores") if r["value"] == 0.75]
+    assert sorted(judged) == sorted(ids)
+
+
+@pytest.mark.parametrize("closes", [None, 0])
+def test_of_two_that_begin_at_once_the_second_takes_the_pin_of_the_first(
+    store: storage.Store, monkeypatch: pytest.MonkeyPatch, closes: int | None
+):
+    ids, open_stream = write_history(store, 12), storage.Store.open_stream
+
+    def meanwhile(self: storage.Store, run_id: str, opened: Row) -> storage.StreamWriter:
+        """Another process pins first; before that, 4 more rollouts had come."""
+        monkeypatch.undo()
+        ids.extend(write_history(self, 4, first=64))
+        head = self.head()
+        pin = {"iteration": 0, "as_of": head.number, "as_of_sha256": head.sha256,
+               "scorer_versions_json": '{"final_number": "1"}'}  # fmt: skip
+        writer = self.open_stream(run_id, opened)
+        writer.append({"views_pinned": [pin]}, "pin")
+        if closes is not None:  # and has judged the first shard
+            rows = [score(target, 1.0, 0, scorer="final_number") for target in ids[:5]]
+            writer.append({"scores": rows}, "shard-000000", closes_iteration=closes)
+        return open_stream(self, run_id, opened)
+
+    monkeypatch.setattr(storage.Store, "open_stream", meanwhile)
+    done = rescore_here(store, "final_number", shard_rollouts=5)
+    assert done.num_rollouts == 16
+    assert done.num_shards_before == (0 if closes is None else 1)
+    check_judged_once(store, ids, "final_number")
 
 
 def test_ctrl_c_finishes_the_shard_and_says_how_to_go_on(

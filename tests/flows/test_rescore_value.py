@@ -245,10 +245,11 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
     assert len({rollout_id for rollout_id, _ in judged(store, "v1")}) == 4
 
 
+@pytest.mark.parametrize("iteration", [0, 3])  # a fork publishes none in iteration 0
 def test_runs_of_another_base_model_are_skipped_and_share_no_prompt_with_the_others(
-    store: storage.Store, policy: Policy
+    store: storage.Store, policy: Policy, iteration: int
 ):
-    other = {"policy_version": 0, "iteration": 0, "adapter_digest": "", "policy_digest": "",
+    other = {"policy_version": 0, "iteration": iteration, "adapter_digest": "", "policy_digest": "",
              "adapter_artifact": "a"}  # fmt: skip
     write_history(store, 4, "other")
     row = other | {"base_digest": "of another model"}

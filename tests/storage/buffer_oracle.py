@@ -9,6 +9,10 @@ from tests.storage.rows import Row
 Key = tuple[str, str, str]
 
 
+def _rank(score: Row) -> tuple[bool, int]:
+    return score["status"] in ("ok", "unscorable"), score["attempt"]
+
+
 class Oracle:
     """Everything the buffer of one run depends on, read row by row in the order of the log."""
 
@@ -34,9 +38,9 @@ class Oracle:
         self.earlier = before[-1] if before else None
         self.uses = self._uses()
         self.judgements: dict[Key, Row] = {}
-        for row in self.rows["scores"]:  # in the order of the log: the first of an attempt stays
+        for row in self.rows["scores"]:  # in the order of the log: the first of equals stays
             key = (row["target_id"], row["scorer"], row["scorer_version"])
-            if key not in self.judgements or row["attempt"] > self.judgements[key]["attempt"]:
+            if key not in self.judgements or _rank(row) > _rank(self.judgements[key]):
                 self.judgements[key] = row
 
     def _uses(self) -> dict[tuple[str, str], list[Row]]:

@@ -21,6 +21,7 @@ COLUMNS = (
     "num_uses", "last_used_iteration", "eligibility_reason",
 )  # fmt: skip
 ROUNDING = 1e-15
+LATE = {"status": "timeout", "attempt": 1}
 SEED = 2  # with this one every reason comes up
 
 
@@ -574,7 +575,10 @@ def test_the_view_says_what_loops_over_the_rows_say(memory_path: Path):
         for run in runs:
             improvise(chance, run, cuts[run.run_id], iteration)
             values = {i: chance.choice([None, 0.25, 0.9, 0.9]) for i in cuts[run.run_id]}
-            run.judge(f"{run.run_id}-v{iteration // 4}", values, iteration)
+            version = f"{run.run_id}-v{iteration // 4}"
+            run.judge(version, values, iteration)
+            late = [value(i, None, version, iteration) | LATE for i in cuts[run.run_id][::3]]
+            run.append(scores=late)
     reasons = set()
     for run in runs:
         for version in (None, f"{run.run_id}-v1", "none"):
@@ -609,6 +613,7 @@ def improvise(chance: Random, run: Run, cuts: list[str], iteration: int) -> None
             finish_reason=chance.choice(["stop", "stop", "length"]),
             policy_version=iteration - 1,
         )
+        run.append(scores=[score(ids[0], None, iteration) | LATE])
         facts = {"prompt_id": prompt_id, "source_run_id": run.run_id}
         for rollout_id in chance.sample(ids, 2):
             prefix, sha = chance.choice([0, 1, 2]), chance.choice(["x", "y", "z"])

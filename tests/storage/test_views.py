@@ -143,7 +143,7 @@ def test_a_number_that_is_no_commit_is_refused(store: storage.Store, writer: sto
             store.read("rollouts", as_of=number)
 
 
-def test_latest_scores_takes_the_highest_attempt_then_the_first_position(store: storage.Store):
+def test_of_final_verdicts_the_highest_attempt_counts_then_the_first_position(store: storage.Store):
     run, rescoring = (store.open_stream(name, OPENED) for name in ("r1", "rescoring"))
     run.append({"scores": [score("ro1", None, status="timeout"), score("ro2", 0.25)]}, "a")
     run.append({"scores": [score("ro1", 1.0, attempt=1)]}, "b")
@@ -173,6 +173,21 @@ def test_latest_scores_takes_the_highest_attempt_then_the_first_position(store: 
     assert store.sql("from latest_scores where target_id = 'ro3'").pl()["signature"][0] is None
     # as of the first append the time-out is all there is
     assert column(store, "select value from latest_scores(3) where target_id = 'ro1'") == [None]
+
+
+def test_no_failed_try_hides_a_final_verdict(store: storage.Store):
+    """Two streams judge at once: one gets an answer, the other none in two attempts."""
+    judge, other = (store.open_stream(name, OPENED) for name in ("judge", "other"))
+    judge.append({"scores": [score("ro1", 0.75), score("ro2", None), score("ro3", None,
+                  status="scorer_error")]}, "a")  # fmt: skip
+    failed = [score(f"ro{n}", None, status="timeout", attempt=a) for n in (1, 2, 3) for a in (0, 1)]
+    other.append({"scores": failed}, "b")
+    query = "select status, value, attempt from latest_scores order by target_id"
+    assert store.sql(query).fetchall() == [
+        ("ok", 0.75, 0), ("unscorable", None, 0), ("timeout", None, 1),
+    ]  # fmt: skip
+    judge.append({"scores": [score("ro1", 0.5, attempt=2)]}, "c")
+    assert store.sql(query).fetchall()[0] == ("ok", 0.5, 2)
 
 
 def test_training_history(store: storage.Store, writer: storage.StreamWriter):
