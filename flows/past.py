@@ -6,7 +6,9 @@ training run judges by the models of its own history.
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ from flows.translate import Row
 from flows.wiring import model_spec, stored_config
 from rrl_core.policy.model import Policy, load_policy_model
 from rrl_core.seeds import derive_seed
-from storage import Store
+from storage import Store, StreamWriter
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PastRun:
     policy: Policy
     lineage: Lineage
     reward_scorer: JudgeName
-    state_features: StateFeatures
+    state_features: StateFeatures = field(init=False)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
 
 
@@ -67,35 +69,41 @@ def refit_history(store: Store, run_id: str, progress: Progress) -> Row:
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     judge = JudgeName(*next(iter(json.loads(pins[-1]["scorer_versions_json"]).items())))
     stream = f"refit-{run_id}-{_num_refits(store, run_id) + 1}"
+    past = PastRun(store, config, policy, lineage, judge)
     with storage.hold_run(store, stream):
         opened = _opened(config, run_id, newest)
         writer = store.open_stream(stream, opened)
-        states = _known_states(store, lineage, recent_iterations(config, newest))
-        new = _missing_states(store, policy, config, lineage, newest, states)
-        committed = writer.append({"states": new}, batch_key="states").rows["states"]
-        for state in committed:
-            states.setdefault(state["rollout_id"], []).append(state)
-        features = StateFeatures(
-            store,
-            lineage,
-            policy,
-            config.learner.micro_batch_tokens,
-            _by_iteration(store, lineage, states),
-        )
-        with progress.status(f"value model of {run_id}"):
-            row = fit(PastRun(store, config, policy, lineage, judge, features), newest)
         ended = opened | {"run_epoch": writer.epoch, "what": "finished"}
-        if row is None:
-            writer.append({"runs": [ended | {"what": "failed", "reason": "nothing scored"}]}, "end")
-            raise storage.StorageError(
-                f"nothing of run {run_id} has a reward: nothing to learn from"
-            )
-        version = f"{stream}-{row['scorer_version']}"
-        written = writer.append(
-            {"value_models": [row | {"scorer_version": version}], "runs": [ended]},
-            batch_key="refit",
-        )
+        try:
+            with progress.status(f"value model of {run_id}"):
+                row = _fitted(past, writer, newest)
+        except BaseException as error:
+            reason = {"what": "failed", "reason": f"{type(error).__name__}: {error}"[:2000]}
+            with suppress(storage.StorageError, OSError):  # the first error is the one to show
+                writer.append({"runs": [ended | reason]}, batch_key="failed")
+            raise
+        row |= {"scorer_version": f"{stream}-{row['scorer_version']}"}
+        written = writer.append({"value_models": [row], "runs": [ended]}, batch_key="refit")
     return dict(written.rows["value_models"][0])
+
+
+def _fitted(past: PastRun, writer: StreamWriter, newest: int) -> Row:
+    """Cut what no stream cut before, fit, and return the row of the model."""
+    store, lineage, config = past.store, past.lineage, past.config
+    states = _known_states(store, lineage, recent_iterations(config, newest))
+    new = _missing_states(past, newest, states)
+    for state in writer.append({"states": new}, batch_key="states").rows["states"]:
+        states.setdefault(state["rollout_id"], []).append(state)
+    past.state_features = StateFeatures(
+        store, lineage, past.policy, config.learner.micro_batch_tokens,
+        _by_iteration(store, lineage, states),
+    )  # fmt: skip
+    row = fit(past, newest)
+    if row is None:
+        raise storage.StorageError(
+            "nothing of the run has a reward: there is nothing to learn from"
+        )
+    return row
 
 
 def _num_refits(store: Store, run_id: str) -> int:
@@ -138,26 +146,20 @@ def _known_states(
     return found
 
 
-def _missing_states(
-    store: Store,
-    policy: Policy,
-    config: RunConfig,
-    lineage: Lineage,
-    newest: int,
-    known: dict[str, list[Row]],
-) -> list[Row]:
+def _missing_states(past: PastRun, newest: int, known: dict[str, list[Row]]) -> list[Row]:
+    """Return the states of the recent rollouts that no stream has cut."""
     rows: list[Row] = []
-    for iteration in recent_iterations(config, newest):
-        run_id = lineage.run_of(iteration)
+    for iteration in recent_iterations(past.config, newest):
+        read = partial(past.store.read, run_id=past.lineage.run_of(iteration), iteration=iteration)
         rollouts = [
             row
-            for row in store.read("rollouts", run_id=run_id, iteration=iteration)
+            for row in read("rollouts")
             if row["role"] in CUT_ROLES and row["status"] == "ok" and row["event_id"] not in known
         ]
         if rollouts:
-            tokens = store.read("rollout_tokens", run_id=run_id, iteration=iteration)
-            by_rollout = {row["rollout_id"]: row for row in tokens}
-            rows += state_rows(policy, newest, rollouts, by_rollout, config.value.cuts)
+            by_rollout = {row["rollout_id"]: row for row in read("rollout_tokens")}
+            cuts = past.config.value.cuts
+            rows += state_rows(past.policy, newest, rollouts, by_rollout, cuts)
     return rows
 
 

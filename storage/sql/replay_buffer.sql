@@ -5,7 +5,8 @@
 --             the version of the scorer `value` that judges states (null: the run's newest healthy
 --             value model; 'none', or where there is no such model: p_hat stands for V).
 -- Columns: a run's own history is its `lineage`. Of states and of their judgements only those of its own
---          streams count, unless the version is another stream's.
+--          streams count, unless the version is another stream's; of rewards its own go before others,
+--          so that judging from outside changes nothing for a run.
 --          On-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
 --          the reward is that of the run's newest reward scorer.
 --   unit, entry_id           state (`states.event_id`), trajectory (`rollouts.event_id`) or prompt
@@ -134,7 +135,8 @@ judgements as (
         scored.signature,
         scored._commit,
         (
-            if(scored.status in ('ok', 'unscorable'), 2147483647, 4294967295) - scored.attempt
+            if(scored.run_id in (select source.source_run_id from sources as source), 0, 8589934592)
+            + if(scored.status in ('ok', 'unscorable'), 2147483647, 4294967295) - scored.attempt
         )::hugeint * 18446744073709551616
         + scored._commit * 4294967296 + scored._row as rank
     from scores($as_of) as scored
@@ -153,7 +155,7 @@ repeated as (
     group by judgement.target_id, judgement.scorer, judgement.scorer_version
     having count(*) > 1
 ),
-latest as materialized (  -- as `latest_scores`, at a third of its time: few targets are repeated
+latest as materialized (  -- as `latest_scores` but own first, at a third of its time: few repeat
     select judgement.*
     from judgements as judgement
     left join repeated

@@ -355,6 +355,15 @@ def test_by_its_own_model_a_run_sees_its_own_states_and_judgements_alone(run: Ru
     assert run.entry(state_id)["raw_value"] == 0.5
 
 
+def test_a_run_goes_by_its_own_reward_whatever_others_say(run: Run):
+    failed, *_ = run.sample([None, 0.0, 0.0, 0.0])
+    before = run.entry("p1")
+    judge = Run(run.store, "judge", kind="rescore")
+    judge.append(scores=[score(failed, 1.0) | {"attempt": 1}])
+    assert run.entry("p1") == before
+    assert before["prompt_tries"] == 3
+
+
 def test_by_a_model_of_another_stream_a_run_has_the_states_others_cut(run: Run):
     rollout_id = run.sample([1.0, 0.0, 0.0, 0.0])[0]
     judge = Run(run.store, "judge", kind="refit")
