@@ -281,7 +281,7 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
             found.setdefault(row["sampled_iteration"], {})[row["entry_id"]] = prompt_id
             by_prompt = found.setdefault(row["prompt_state_iteration"], {})
             by_prompt[row["prompt_state_id"]] = prompt_id
-    return {sampled: list(found[sampled].items()) for sampled in sorted(found)}
+    return {sampled: sorted(found[sampled].items()) for sampled in sorted(found)}
 
 
 def _state_batches(session: Session, version: str, before: int) -> Iterator[pa.RecordBatch]:

@@ -84,9 +84,10 @@ class ValueModel:
                 f"{features_ND.shape}; use the backbone the model was fitted to"
             )
         _check_finite(features_ND)
-        logits_NK = features_ND.astype(np.float64) @ self.weights_KD.T + self.bias_K
         folds_N = np.array([fold(prompt_id) for prompt_id in prompt_ids], dtype=np.int64)
-        logits_N = logits_NK[np.arange(len(folds_N)), folds_N]
+        # Row by row, not as a matrix product: its last bits depend on where a row stands.
+        products_ND = features_ND.astype(np.float64) * self.weights_KD[folds_N]
+        logits_N = products_ND.sum(axis=1) + self.bias_K[folds_N]
         return _sigmoid(np.clip(logits_N, -_MAX_LOGIT, _MAX_LOGIT))
 
     def to_bytes(self) -> bytes:

@@ -276,3 +276,17 @@ def test_example_weights_by_hand():
     assert example_weight(1, False) == pytest.approx(0.870550563)  # 2 ** -0.2
     with pytest.raises(ValueError, match="age of 0 or more"):
         example_weight(-1, False)
+
+
+def test_a_value_does_not_depend_on_what_is_asked_beside_it():
+    rng = np.random.default_rng(4)
+    features = rng.normal(size=(257, 33)).astype(np.float32)
+    prompt_ids = [f"p{n % 7}" for n in range(257)]
+    targets = (features[:, 0] > 0).astype(float)
+    model = fit_value_model(features, prompt_ids, targets, np.ones(257), "b")
+    together = model.predict(features, prompt_ids)
+    order = rng.permutation(257)
+    shuffled = model.predict(features[order], [prompt_ids[n] for n in order])
+    assert (together[order] == shuffled).all()
+    alone = [model.predict(features[n : n + 1], prompt_ids[n : n + 1])[0] for n in range(257)]
+    assert (together == np.array(alone)).all()
