@@ -241,7 +241,7 @@ def export(
     """Write the history as a DuckDB database, or rollouts as lines to learn from (`export sft`)."""
     from flows import asking_commands
 
-    if query is None and output is None:
+    if query is None and output is None and str(folder) != "sft":
         asking_commands.export(folder, as_of, store)
     else:
         asking_commands.export_sft(folder, query, output, as_of, store)
@@ -390,16 +390,16 @@ EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
     **dict.fromkeys((
-            "DeployError", "DiskFullError", "FetchError", "JudgeError", "LearnerError",
-            "OptimizerStateError",
-            "SamplerError", "UnsupportedModelError",
+            "BundleError", "CriticError", "DiskFullError", "FetchError", "JudgeError",
+            "LearnerError", "OptimizerStateError", "SamplerError", "ServerError",
+            "UnsupportedModelError",
         ), EXIT_FAILED),
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError", "RescoreError",
-            "RowError", "RunError", "StorageError", "StoreNotFoundError", "TaskError",
-            "ValueModelError",
+            "DeployError", "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError",
+            "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
+            "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,
     ),

@@ -1,7 +1,6 @@
 """What `rrl train` and `rrl model fetch` do: check the request, run, and say what came of it."""
 
 import json
-import re
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from flows.plan import plan_run
 from flows.progress import Progress
 from flows.streams import is_finished
 from flows.summary import print_summary, run_summary
-from flows.train import new_run_id
+from flows.train import check_run_id, new_run_id
 from flows.train import train as train_run
 from flows.wiring import stored_config
 from storage import Store
@@ -111,8 +110,7 @@ def _resumed(store: Store, request: TrainRequest) -> RunConfig:
 
 
 def _check_new(store: Store, run_id: str) -> None:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", run_id):
-        raise RunError(f"--run-id {run_id!r}: expected at most 100 of a-z, 0-9 and `-`")
+    check_run_id(run_id)
     if store.read("runs", run_id=run_id):
         raise RunError(
             f"run {run_id!r} is already in {store.path}: go on with `rrl train --resume {run_id}`, "

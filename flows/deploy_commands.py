@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,11 @@ NO_SCHEDULER = (
 
 
 class DeployError(ValueError):
-    """The deployments cannot be registered; the message says what to do."""
+    """The deployments cannot be registered as asked; the message says what to do."""
+
+
+class ServerError(DeployError):
+    """No Prefect server does what it should; the message says what to do."""
 
 
 def deploy(store_path: Path, pool: str, only: Sequence[str], as_json: bool) -> None:
@@ -52,7 +57,7 @@ def deploy(store_path: Path, pool: str, only: Sequence[str], as_json: bool) -> N
             _make_pool(client, pool)
             rows = [_shown(client, _register(client, entry, store.path, pool)) for entry in wanted]
         except httpx.HTTPError as error:
-            raise DeployError(f"the Prefect server refused: {error}. {NO_SCHEDULER}") from error
+            raise ServerError(f"the Prefect server refused: {error}. {NO_SCHEDULER}") from error
     command = ["prefect", "worker", "start", "--pool", pool]
     worker = f"PREFECT_API_URL={shlex.quote(server)} {shlex.join(command)}"
     if as_json:
@@ -84,7 +89,7 @@ def _server() -> str:
 
     url = get_current_settings().api.url
     if url is None:
-        raise DeployError(f"no Prefect server is configured: {START}")
+        raise ServerError(f"no Prefect server is configured: {START}")
     return url
 
 
@@ -94,23 +99,24 @@ def _check_server(client: "SyncPrefectClient", url: str) -> None:
     try:
         client.api_version()
     except (httpx.HTTPError, ValueError) as error:  # ValueError: what answers speaks no JSON
-        raise DeployError(f"no Prefect server answers at {url} ({error}): {START}") from error
+        raise ServerError(f"no Prefect server answers at {url} ({error}): {START}") from error
 
 
 def _make_pool(client: "SyncPrefectClient", name: str) -> None:
     """Create the work pool where it is missing; refuse one whose workers start no processes."""
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
         kind = client.read_work_pool(name).type
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(
-            WorkPoolCreate(name=name, type="process", base_job_template=template)
-        )
-        return
+        with suppress(ObjectAlreadyExists):  # another made it meanwhile
+            client.create_work_pool(
+                WorkPoolCreate(name=name, type="process", base_job_template=template)
+            )
+        kind = client.read_work_pool(name).type
     if kind != "process":
         raise DeployError(
             f"work pool {name!r}: expected type process, came {kind}; name another with --pool"
@@ -123,7 +129,7 @@ def _register(
     """Create the deployment with its schedules, or update all but the schedules."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
     from prefect.client.schemas.objects import ConcurrencyOptions
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
 
@@ -156,7 +162,8 @@ def _register(
             for s in entry["schedules"]
         ]
         flow_id = client.create_flow_from_name(flow.name)
-        client.create_deployment(flow_id, entry["name"], schedules=schedules, **facts)
+        with suppress(ObjectAlreadyExists):  # another made it meanwhile
+            client.create_deployment(flow_id, entry["name"], schedules=schedules, **facts)
     else:
         client.update_deployment(known.id, DeploymentUpdate(**facts))
     return client.read_deployment_by_name(name)

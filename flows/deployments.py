@@ -260,6 +260,7 @@ def _run_to_train(
 
     Without `run_id` the flow run names it, so that a second try of the flow run goes on.
     """
+    from flows.train import check_run_id
     from flows.wiring import stored_config
 
     if config is None:
@@ -268,8 +269,9 @@ def _run_to_train(
         return stored_config(store, run_id), run_id
     settings = load_config(Path(config), overrides)
     run_id = run_id or settings.run.name + _suffix(current_flow_run.id)
-    is_stored = bool(store.read("runs", run_id=run_id))
-    if is_stored and stored_config(store, run_id) != settings:
+    if not store.read("runs", run_id=run_id):
+        check_run_id(run_id)
+    elif stored_config(store, run_id) != settings:
         raise ConfigError(
             f"run {run_id} has another configuration: leave `config` null to go on with its own"
         )

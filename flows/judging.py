@@ -13,7 +13,6 @@ from rrl_core.tasks.scorers import BUILT_IN, load_reward, score_one
 from storage import Store
 from storage.slices import ShardRows
 
-NO_PROMPT = "its prompt is not in the store"
 Kind = Literal["reward", "value", "judge"]
 TargetKind = Literal["rollout", "state"]
 
@@ -63,8 +62,8 @@ class RewardJudge:
 
     def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
         """Return one score per rollout."""
-        rollouts, judged = _with_prompts(shard)
-        for rollout in rollouts:
+        judged = Judged()
+        for rollout in shard.rollouts:
             started = time.perf_counter()
             score = score_one(self._scorer, stored_prompt(rollout), rollout["completion"])
             elapsed_ms = (time.perf_counter() - started) * 1e3
@@ -92,12 +91,12 @@ class LanguageJudge:
         Raises:
             JudgeError: the endpoint cannot be reached, or refuses everything.
         """
-        rollouts, judged = _with_prompts(shard)
+        judged = Judged()
         tries = self._scorer.judge_all(
-            [stored_prompt(rollout) for rollout in rollouts],
-            [rollout["completion"] for rollout in rollouts],
+            [stored_prompt(rollout) for rollout in shard.rollouts],
+            [rollout["completion"] for rollout in shard.rollouts],
         )
-        for rollout, attempts in zip(rollouts, tries, strict=True):
+        for rollout, attempts in zip(shard.rollouts, tries, strict=True):
             rollout["iteration"] = place.iteration
             for number, attempt in enumerate(attempts, rollout["attempt"]):
                 row = score_row(rollout, self._scorer, attempt.score, attempt.elapsed_ms)
@@ -129,11 +128,3 @@ def make_judge(
     if name == "judge":
         return LanguageJudge(load_judge(Path(rest)))
     return RewardJudge(BUILT_IN[scorer] if scorer in BUILT_IN else load_reward(scorer))
-
-
-def _with_prompts(shard: ShardRows) -> tuple[list[Row], Judged]:
-    """Return the rollouts whose prompt is known, and the others as skipped."""
-    known = [rollout for rollout in shard.rollouts if rollout["messages_json"] is not None]
-    num_unknown = len(shard.rollouts) - len(known)
-    skipped = Counter({NO_PROMPT: num_unknown}) if num_unknown else Counter[str]()
-    return known, Judged(skipped=skipped)

@@ -11,12 +11,13 @@ The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departu
 6. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
 """
 
+import re
 import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from flows import tasks
-from flows.config import RunConfig
+from flows.config import ConfigError, RunConfig
 from flows.orchestrate import Orchestrator, Steps, StopRequested, run_loop
 from flows.progress import Progress
 from flows.wiring import Fork, open_session, session_of
@@ -77,6 +78,14 @@ def train(
             raise
         tasks.finish(run_id, "finished")
     return "finished"
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise `ConfigError` unless a new run may have this id."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", run_id):
+        raise ConfigError(
+            f"run id {run_id!r}: expected at most 100 of a-z, 0-9 and `-`, the first no `-`"
+        )
 
 
 def new_run_id(name: str) -> str:

@@ -33,7 +33,8 @@ _CHANGING = {  # functions, some written without brackets
     *("now", "today", "current_date", "current_time", "current_timestamp", "localtime"),
     *("localtimestamp", "current_localtime", "current_localtimestamp", "get_current_time"),
     *("get_current_timestamp", "transaction_timestamp", "current_query_id", "txid_current"),
-    *("current_transaction_id", "current_connection_id", "sleep_ms", "write_log"),
+    *("current_transaction_id", "current_connection_id", "current_query", "current_setting"),
+    *("pg_postmaster_start_time", "sleep_ms", "write_log"),
 }
 
 MAX_QUERY_CHARS = 100_000
@@ -67,16 +68,27 @@ def check_is_one_select(connection: duckdb.DuckDBPyConnection, query: str) -> No
 
 
 def check_is_repeatable(connection: duckdb.DuckDBPyConnection, query: str) -> None:
-    """Raise `QueryError` when a SELECT asks for chance or for the present moment."""
+    """Raise `QueryError` when a SELECT asks for chance, the present moment, or another commit."""
     for node in _nodes(_parsed(connection, query)):
-        names = [node.get("function_name", ""), *node.get("column_names", [])[-1:]]
-        changing = [name for name in names if name.lower() in _CHANGING]
-        if changing or node.get("sample"):
+        if changing := _changing(node):
             raise QueryError(
                 f"expected a condition that says the same whenever it is asked, came one with "
-                f"`{changing[0] if changing else 'sample'}`; compare with fixed values instead, or "
-                "select by hash(event_id) % 10"
+                f"`{changing}`; compare with fixed values instead, or select by "
+                "hash(event_id) % 10; name tables and views without a commit"
             )
+
+
+def _changing(node: dict[str, Any]) -> str | None:
+    """Return what a node of the parse tree names that changes from one call to the next."""
+    if node.get("sample"):
+        return "sample"
+    if node.get("type") == "TABLE_FUNCTION":
+        name = str(node["function"]["function_name"]).lower()
+        return f"{name}(...)" if name in (*TABLES, *VIEWS) else None
+    names = [node.get("function_name", ""), *node.get("column_names", [])[-1:]]
+    if names[0].lower() == "age" and len(node.get("arguments", ())) != 2:  # counted from today
+        return "age"
+    return next((name for name in names if name.lower() in _CHANGING), None)
 
 
 def _parsed(connection: duckdb.DuckDBPyConnection, query: str) -> Any:

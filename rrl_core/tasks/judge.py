@@ -95,7 +95,7 @@ class JudgeScorer:
         self._template = template
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         asked = [settings.model, template.template, settings.scale, settings.parameters]
-        text = json.dumps(asked, sort_keys=True, default=str)
+        text = json.dumps(asked, sort_keys=True)
         self.version = hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
@@ -159,8 +159,9 @@ class JudgeScorer:
         except (TimeoutError, httpx.TimeoutException):
             late = f"no answer within {self.settings.timeout_s:g} s"
             score, is_final = Score(None, "timeout", feedback=late), False
-        except httpx.TransportError as error:
-            score, is_final = _failed(f"the connection broke ({type(error).__name__})"), False
+        except httpx.RequestError as error:
+            what = "connection" if isinstance(error, httpx.TransportError) else "answer"
+            score, is_final = _failed(f"the {what} broke ({type(error).__name__})"), False
         return Attempt(score, (time.perf_counter() - started) * 1e3), is_final
 
     async def _ask(self, client: httpx.AsyncClient, body: bytes) -> tuple[Score, bool]:
@@ -227,11 +228,18 @@ def load_judge(path: Path) -> JudgeScorer:
             f"judge `{path}`, key `{key}`: {first['msg']}; the keys are "
             f"{', '.join(JudgeSettings.model_fields)}"
         ) from error
+    _check_url(path, settings.base_url)
     low, high = settings.scale
     if low == high or not (math.isfinite(low) and math.isfinite(high)):
         raise TaskError(f"judge `{path}`: expected two different numbers as `scale`")
     if taken := {"model", "messages", "stream"} & settings.parameters.keys():
         raise TaskError(f"judge `{path}`: `parameters` may not set {', '.join(sorted(taken))}")
+    try:
+        json.dumps(settings.parameters, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"judge `{path}`: `parameters`: expected what JSON can say; {error}"
+        ) from error
     template = _template(path.parent / settings.template)
     return JudgeScorer(f"judge:{path.stem}", settings, template, _api_key(path, settings))
 
@@ -255,6 +263,20 @@ def _failed(feedback: str) -> Score:
     return Score(None, "scorer_error", feedback=feedback)
 
 
+def _check_url(path: Path, base_url: str) -> None:
+    """Refuse what cannot be asked, or may hold a secret: the URL stands in messages and events."""
+    try:
+        url = httpx.URL(base_url)
+        is_good = bool(url.host) and not url.userinfo and not set("?#") & set(base_url)
+    except httpx.InvalidURL:
+        is_good = False
+    if not is_good:
+        raise TaskError(
+            f"judge `{path}`, key `base_url`: expected http(s)://HOST[:PORT][/PATH] without user, "
+            "password or query; name the variable that holds a key as `api_key_env`"
+        )
+
+
 def _template(path: Path) -> Template:
     template = Template(_read(path))
     if not template.is_valid() or not set(template.get_identifiers()) <= set(_PLACEHOLDERS):
@@ -275,6 +297,11 @@ def _api_key(path: Path, settings: JudgeSettings) -> str | None:
         raise TaskError(
             f"judge `{path}`: expected the key in the variable `{settings.api_key_env}`, which is "
             "not set; export it, or leave out `api_key_env`"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise TaskError(
+            f"judge `{path}`: the variable `{settings.api_key_env}`: expected one line of "
+            "printable ASCII, came something else"
         )
     return key
 

@@ -1,5 +1,6 @@
 """Bad input ends in one clear line on stderr and a meaningful exit code; nothing is written."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.flows.conftest import run_here, smoke_config
 
 Result = tuple[Any, str, str]
 
+ROOT = Path(__file__).resolve().parents[2]
 BAD_INPUT = [
     (["train", "nothing"], "no configuration at nothing"),
     (["train"], "expected a configuration or `--resume RUN`"),
@@ -25,6 +27,8 @@ BAD_INPUT = [
     (["train", "--resume", "nobody"], "no run 'nobody'"),
     (["train", "smoke", "--resume", "nobody"], "leave out CONFIG"),
     (["sql", "drop table rollouts"], "expected"),
+    (["export", "sft"], "expected `rrl export sft --query SQL --output FILE`"),
+    (["deploy", "--only", "evaluat"], "--only evaluat: expected one of train, "),
     (["show", "ro00000"], "`rrl runs` lists the runs"),
 ]
 
@@ -71,3 +75,9 @@ def test_verify_names_what_is_damaged(rrl: Callable[..., Result], tmp_path: Path
 def test_every_error_of_storage_has_an_exit_code():
     errors = {n for n in storage.__all__ if n.endswith("Error")}
     assert errors <= set(EXIT_CODES)
+
+
+def test_every_error_of_the_packages_has_an_exit_code():
+    paths = [p for name in ("flows", "rrl_core") for p in (ROOT / name).rglob("*.py")]
+    found = {e for p in paths for e in re.findall(r"^class (\w+Error)\(", p.read_text(), re.M)}
+    assert {"BundleError", "CriticError", "RescoreError", "JudgeError"} < found <= set(EXIT_CODES)

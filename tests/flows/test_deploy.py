@@ -13,16 +13,18 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect import Flow
 from prefect.cli.deploy._models import PrefectYamlModel
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
 
 import storage
-from flows import deployments
-from flows.config import CONFIGS_DIR, load_config
+from flows import deploy_commands, deployments
+from flows.config import CONFIGS_DIR, ConfigError, load_config
 from flows.deploy_commands import read_deployments
 from tests.flows.conftest import RUN_ID, fingerprint, num_commits
 from tests.flows.prefect_server import ROOT, PrefectServer, children, wait_until
@@ -64,6 +66,54 @@ def test_the_documentation_tells_the_shipped_schedules():
                  for s in entry["schedules"]]  # fmt: skip
         shipped[entry["name"]] = ", ".join(crons) or "by hand"
     assert told == shipped
+
+
+def test_what_is_told_of_prefect_deploy_names_the_file():
+    for name in ("docs/schedules.md", "configs/prefect.yaml"):
+        text = (ROOT / name).read_text()
+        assert "prefect deploy --all --prefect-file configs/prefect.yaml" in text
+        assert text.count("deploy --all") == 1
+
+
+class Beaten:
+    """A client that meets another `rrl deploy`: what it does not find is there a moment later."""
+
+    def __init__(self, kind: str = "process") -> None:
+        self.kind, self.found = kind, False
+
+    def read(self, name: str) -> Any:
+        if not self.found:
+            raise ObjectNotFound(http_exc=ValueError("404"))
+        return SimpleNamespace(name=name, type=self.kind)
+
+    def create(self, *_: Any, **__: Any) -> None:
+        self.found = True
+        raise ObjectAlreadyExists(http_exc=ValueError("409"))
+
+    def create_flow_from_name(self, name: str) -> str:
+        return name
+
+    read_work_pool = read_deployment_by_name = read
+    create_work_pool = create_deployment = create
+
+
+def test_what_another_deploy_made_meanwhile_is_taken(tmp_path: Path):
+    client: Any = Beaten()
+    deploy_commands._make_pool(client, "rrl")
+    client, entry = Beaten(), read_deployments()[0]
+    made = deploy_commands._register(client, entry, tmp_path, "rrl")
+    assert made.name == f"{entry['name']}/{entry['name']}"
+    other: Any = Beaten("kubernetes")
+    with pytest.raises(deploy_commands.DeployError, match="expected type process, came kub"):
+        deploy_commands._make_pool(other, "rrl")
+
+
+def test_a_scheduled_run_has_an_id_that_the_command_line_takes(tmp_path: Path):
+    store = storage.open(tmp_path / "store", create=True)
+    for run_id in ("A B", "../up", "-x", "x" * 101):
+        with pytest.raises(ConfigError, match="expected at most 100 of a-z, 0-9"):
+            deployments._run_to_train(store, "smoke", [], run_id)
+    assert deployments._run_to_train(store, "smoke", [], "night-1")[1] == "night-1"
 
 
 def test_a_configuration_that_is_scheduled_exists():
@@ -151,7 +201,7 @@ def test_only_the_named_deployments_are_registered(deployed: Deployed):
     assert "train/train" not in done.stdout
     assert f"PREFECT_API_URL={server.api} prefect worker start --pool rrl" in done.stdout
     refused = server.rrl("deploy", "--store", "store", "--only", "evaluat")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "--only evaluat: expected one of train, " in refused.stderr
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import flows.rescoring
 import storage
 from flows.cli import main
 from rrl_core.tasks.protocol import Prompt
@@ -277,6 +278,23 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_nothing_committed(
     assert len(store.read("scores")) == 20
     assert rescore_here(store, scorer, shard_rollouts=10).num_shards_before == 2
     check_judged_once(store, ids, scorer)
+
+
+def test_the_first_error_is_shown_where_the_end_cannot_be_written(
+    store: storage.Store,
+    happening: Callable[[Callable[[int], None]], str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def stop(number: int) -> None:
+        raise KeyboardInterrupt("the first")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space")
+
+    write_history(store, 4)
+    monkeypatch.setattr(flows.rescoring, "_end", full)
+    with pytest.raises(KeyboardInterrupt, match="the first"):
+        rescore_here(store, happening(stop))
 
 
 def test_who_is_superseded_stops(

@@ -106,6 +106,13 @@ def test_what_has_no_prompt_or_no_completion_is_skipped_with_its_reason(
     assert "1 rollouts skipped: its prompt is not in the store" in shown
     assert "1 rollouts skipped: nothing was sampled" in shown
     assert "1 scores added: 1 ok" in shown
+    # What can never be judged makes no work: with the prompt it would.
+    head = store.head()
+    again = rescore_here(store, "final_number", shard_rollouts=1)
+    assert (again.ended, store.head()) == ("nothing to do", head)
+    assert again.skipped == {"its prompt is not in the store": 1, "nothing was sampled": 1}
+    writer.append({"prompts": [prompt_row(1)]}, "late")
+    assert rescore_here(store, "final_number").scores == {"ok": 1}
 
 
 def test_a_store_damaged_meanwhile_stops_the_work_and_keeps_the_rest(

@@ -58,6 +58,14 @@ def slowly(handler: Handler) -> None:
     handler.say("score: 1")
 
 
+def no_gzip(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", "4")
+    handler.end_headers()
+    handler.wfile.write(b"text")
+
+
 def drop_by_drop(handler: Handler) -> None:
     """Never stop sending: each byte comes in time, the answer does not."""
     handler.send_response(200)
@@ -88,6 +96,7 @@ REPLIES: dict[str, Callable[[Handler, int], None]] = {
     "nested": lambda h, n: h.send(200, b"[" * 100_000),
     "no text": lambda h, n: h.say(None),
     "endless": lambda h, n: h.say("x" * 2**21),
+    "no gzip": lambda h, n: no_gzip(h),
     "hang up": lambda h, n: hang_up(h),
     "unauthorised": lambda h, n: h.send(401, b""),
     "moved": lambda h, n: h.send(307, b""),
@@ -158,6 +167,7 @@ def test_the_number_of_the_answer_becomes_a_value_on_the_scale(server: Any, tmp_
         ("500 once", ["scorer_error", "ok"], ""),
         ("429 once", ["scorer_error", "ok"], ""),
         ("hang up", ["scorer_error", "scorer_error"], "the connection broke"),
+        ("no gzip", ["scorer_error", "scorer_error"], "the answer broke"),
         ("too long", ["scorer_error"], "the endpoint answered 400"),
         ("no json", ["scorer_error"], "the answer is no chat completion"),
         ("no choices", ["scorer_error"], "the answer is no chat completion"),
@@ -217,6 +227,35 @@ def test_the_key_comes_from_the_named_variable_and_stays_out_of_sight(
     monkeypatch.delenv("MY_JUDGE_KEY")
     with pytest.raises(TaskError, match="`MY_JUDGE_KEY`, which is not set"):
         load_judge(tmp_path / "terse.toml")
+
+
+@pytest.mark.parametrize("key", ["s3crét", "s3c\nret", "s3c\x00ret"])
+def test_a_key_that_no_header_can_hold_is_refused_unshown(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_judge(tmp_path, "http://127.0.0.1:1", 'api_key_env = "MY_JUDGE_KEY"\n')
+    # The process cannot hold a NUL in its environment, a mapping can.
+    monkeypatch.setattr(rrl_core.tasks.judge.os, "environ", {"MY_JUDGE_KEY": key})
+    with pytest.raises(TaskError, match=r"`MY_JUDGE_KEY`.* printable ASCII") as refused:
+        load_judge(path)
+    assert "s3c" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://bob:s3cret@localhost", "http://s3cret@localhost", "http://localhost?key=s3cret",
+     "http://localhost#s3cret", "http://localhost:s3cret", "http:///s3cret"],
+)  # fmt: skip
+def test_a_url_holds_no_secret_and_a_wrong_one_is_not_shown(url: str, tmp_path: Path):
+    with pytest.raises(TaskError, match="key `base_url`: expected") as refused:
+        load_judge(write_judge(tmp_path, url))
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "2020-01-01"])
+def test_parameters_that_are_no_json_are_refused(value: str, tmp_path: Path):
+    with pytest.raises(TaskError, match="`parameters`: expected what JSON can say"):
+        load_judge(write_judge(tmp_path, "http://127.0.0.1:1", f"[parameters]\nx = {value}\n"))
 
 
 def test_hostile_completions_are_data(server: Any, tmp_path: Path):

@@ -6,8 +6,9 @@
 with sliced as materialized (
     select
         rollouts.event_id,
+        rollouts.run_id,
         rollouts.prompt_id,
-        case when rollouts.status <> 'ok' then 'nothing was sampled' end as reason,
+        rollouts.status,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -20,14 +21,26 @@ judged as (
     where score.scorer = $scorer
         and score.scorer_version = $scorer_version
         and score.status in ('ok', 'unscorable')
+),
+found as (
+    select
+        sliced.*,
+        case
+            when sliced.status <> 'ok' then 'nothing was sampled'
+            when prompt.prompt_id is null then 'its prompt is not in the store'
+        end as reason,
+        judged.target_id is not null as is_judged
+    from sliced
+    left join prompts($as_of) as prompt
+        on prompt.run_id = sliced.run_id and prompt.prompt_id = sliced.prompt_id
+    left join judged on judged.target_id = sliced.event_id
 )
 select
-    sliced.event_id,
-    sliced.prompt_id,
-    sliced.reason,
-    judged.target_id is not null as is_judged,
-    sliced.reason is null and judged.target_id is null as is_left,
-    sliced._commit,
-    sliced._row
-from sliced
-left join judged on judged.target_id = sliced.event_id
+    found.event_id,
+    found.prompt_id,
+    found.reason,
+    found.is_judged,
+    found.reason is null and not found.is_judged as is_left,
+    found._commit,
+    found._row
+from found

@@ -1,8 +1,7 @@
 -- Question: what has a scorer to know of the rollouts of a shard?
 -- Grain: one row per rollout that is left to be judged, in the order of their commits.
 -- Parameters: $as_of, a commit number; $scorer and $scorer_version.
--- Columns: of the rollout, and of its prompt (NULL: the run has no row of it); attempt, the number of
---          judgements that were not final.
+-- Columns: of the rollout, and of its prompt; attempt, the number of judgements that were not final.
 with tried as (
     select score.target_id, max(score.attempt) + 1 as attempt
     from scores($as_of) as score
@@ -23,7 +22,7 @@ select
     coalesce(tried.attempt, 0) as attempt
 from sliced() as sliced
 join sliced_rollouts() as rollouts on rollouts.event_id = sliced.event_id
-left join prompts($as_of) as prompt
+join prompts($as_of) as prompt
     on prompt.run_id = rollouts.run_id and prompt.prompt_id = sliced.prompt_id
 left join tried on tried.target_id = sliced.event_id
 where sliced.is_left
