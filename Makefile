@@ -31,7 +31,7 @@ demo: setup
 
 # One thread: as quick with tiny models, and two of them wait for each other beside any other program.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or vllm' --timeout 900

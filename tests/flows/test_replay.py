@@ -1,6 +1,7 @@
 """Replay in training: what is picked is sampled, learned from, compared, and derived again."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_within_the_capacity_the_best_stay_and_a_resumed_run_judges_the_same(tmp
     assert [len(judged[version]) for version in versions] == [20] * 6
     kept = [
         len(judged[newer] & judged[older])
-        for older, newer in zip(versions, versions[1:], strict=False)
+        for older, newer in pairwise(versions)
     ]
     assert sum(kept) > 0  # not all of them give way to what is new
     audited = list(audit(store, RUN_ID, replay_config("replay.capacity=20")))
