@@ -49,10 +49,7 @@ def test_within_the_capacity_the_best_stay_and_a_resumed_run_judges_the_same(tmp
             judged.setdefault(row["scorer_version"], set()).add(row["target_id"])
     versions = [m["scorer_version"] for m in store.read("value_models", run_id=RUN_ID)]
     assert [len(judged[version]) for version in versions] == [20] * 6
-    kept = [
-        len(judged[newer] & judged[older])
-        for older, newer in pairwise(versions)
-    ]
+    kept = [len(judged[newer] & judged[older]) for older, newer in pairwise(versions)]
     assert sum(kept) > 0  # not all of them give way to what is new
     audited = list(audit(store, RUN_ID, replay_config("replay.capacity=20")))
     assert [str(d) for a in audited for d in a.differences] == []
