@@ -16,6 +16,8 @@ from storage.files import Files
 from storage.schemas import Table
 from storage.state import LiveSegment
 
+LARGE_BYTES = 2**18  # above, reading a segment whole takes longer than choosing its row groups
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -42,7 +44,7 @@ def read_rows(
         table: to read; without a column `iteration` it cannot be filtered by it.
         filters: which rows.
         as_of: only rows that were committed up to then.
-        check: raises when a segment that events are looked up in is damaged.
+        check: raises when a segment that is read in part is damaged.
     """
     if filters.iteration is not None and "iteration" not in table.arrow_schema.names:
         raise RowError(f"table `{table.name}` has no column `iteration` to filter by")
@@ -53,7 +55,9 @@ def read_rows(
     if not held:
         return []
     if filters.event_ids is None:
-        found = [_filtered(segments.read_positioned(files, s), filters, as_of) for s in held]
+        if large := [s for s in held if _is_read_in_part(s, filters)]:
+            check(large)
+        found = [_filtered(_rows(files, s, filters), filters, as_of) for s in held]
     else:
         check(held)
         ids = filters.event_ids
@@ -65,6 +69,17 @@ def read_rows(
         together = together.sort_by([(name, "ascending") for name in segments.POSITIONS])
     rows: list[dict[str, Any]] = together.drop_columns(list(segments.POSITIONS)).to_pylist()
     return rows
+
+
+def _rows(files: Files, segment: LiveSegment, filters: Filters) -> pa.Table:
+    """Return the rows of a segment, those of an iteration alone where reading all takes long."""
+    if filters.iteration is not None and _is_read_in_part(segment, filters):
+        return segments.read_iteration(files, segment, filters.iteration)
+    return segments.read_positioned(files, segment)
+
+
+def _is_read_in_part(segment: LiveSegment, filters: Filters) -> bool:
+    return filters.iteration is not None and segment.size_bytes > LARGE_BYTES
 
 
 def _filtered(rows: pa.Table, filters: Filters, as_of: int) -> pa.Table:

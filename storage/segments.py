@@ -187,6 +187,43 @@ def read_events(files: Files, segment: LiveSegment, event_ids: Collection[str]) 
     return rows.select([*(c.name for c in table.all_columns), *POSITIONS])
 
 
+def read_iteration(files: Files, segment: LiveSegment, iteration: int) -> pa.Table:
+    """Return the row groups that may hold the iteration, as `read_positioned` does.
+
+    No hash is checked, and little is read: compacted segments lie in the order of their commits, so
+    the rows of an iteration lie together.
+    """
+    table = TABLES[segment.table]
+    path = files.root / segment.path
+    try:
+        with pq.ParquetFile(path) as file:
+            groups, numbers = _groups_of_iteration(file.metadata, iteration)
+            rows = file.read_row_groups(groups)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DamagedError(
+            f"segment `{path}` is missing or was changed ({error}); restore it from a backup"
+        ) from error
+    if not segment.is_compacted:
+        rows = _with_positions(segment, rows, numbers)
+    if segment.schema_version < table.version:
+        rows = upcast(table, segment.schema_version, rows)
+    return rows.select([*(c.name for c in table.all_columns), *POSITIONS])
+
+
+def _groups_of_iteration(footer: pq.FileMetaData, iteration: int) -> tuple[list[int], np.ndarray]:
+    """Return the row groups that may hold an iteration, and the numbers of their rows."""
+    place = footer.schema.names.index("iteration")
+    groups, numbers, start = [], [np.zeros(0, np.int64)], 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        bounds = group.column(place).statistics
+        if bounds is None or not bounds.has_min_max or bounds.min <= iteration <= bounds.max:
+            groups.append(number)
+            numbers.append(np.arange(start, start + group.num_rows))
+        start += group.num_rows
+    return groups, np.concatenate(numbers)
+
+
 def read_positioned(
     files: Files, segment: LiveSegment, columns: list[str] | None = None
 ) -> pa.Table:
@@ -211,10 +248,13 @@ def _decode(files: Files, segment: LiveSegment, columns: list[str]) -> pa.Table:
     return pq.read_table(pa.BufferReader(read_checked(files, segment)), columns=columns)
 
 
-def _with_positions(segment: LiveSegment, rows: pa.Table) -> pa.Table:
+def _with_positions(
+    segment: LiveSegment, rows: pa.Table, numbers: np.ndarray | None = None
+) -> pa.Table:
+    """Add the positions of a plain segment's rows: `numbers`, or None for all of them."""
     commits = pa.repeat(pa.scalar(segment.first_commit, pa.int64()), len(rows))
-    numbers = pa.array(np.arange(len(rows)), pa.int64())
-    for field, values in zip(_POSITION_FIELDS, (commits, numbers), strict=True):
+    rows_of_it = pa.array(np.arange(len(rows)) if numbers is None else numbers, pa.int64())
+    for field, values in zip(_POSITION_FIELDS, (commits, rows_of_it), strict=True):
         rows = rows.append_column(field, values)
     return rows
 

@@ -196,8 +196,8 @@ class Store:
             iteration: only rows of this iteration.
             event_ids: only these events; of each segment just the row groups that hold some.
             as_of: commit number; None is the newest.
-            check_hashes: with `event_ids`, compare each segment that may hold some with its hash
-                first, once a process. Without `event_ids`, hashes are always checked.
+            check_hashes: with `event_ids`, and where a large segment is read for one iteration,
+                compare it with its hash first, once a process. Else hashes are always checked.
 
         Raises:
             DamagedError: a segment that may hold such rows is missing or was changed.

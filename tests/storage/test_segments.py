@@ -58,3 +58,36 @@ def test_a_commit_describes_its_segments(store: storage.Store, writer: storage.S
     assert name.endswith(f"-{store.log.read(commit).draft.nonce}.parquet")
     assert (segment.rows, segment.min_iteration, segment.max_iteration) == (3, 1, 3)
     assert segment.schema_version == TABLES["rollouts"].version
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_iteration_of_a_large_segment_is_what_reading_it_whole_finds(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch,
+    compacted: bool,
+):  # fmt: skip
+    for first in range(0, 40, 20):
+        rows = [rollout(f"p{n}", iteration=first + n % 20) for n in range(3_000)]
+        writer.append({"rollouts": rows}, f"b{first}")
+    if compacted:
+        list(storage.compact(store, min_segments=2))
+    whole = {i: store.read("rollouts", run_id="r1", iteration=i) for i in (0, 7, 25, 39, 77)}
+    monkeypatch.setattr("storage.reading.LARGE_BYTES", 0)
+    assert [len(rows) for rows in whole.values()] == [150, 150, 150, 150, 0]
+    for iteration, expected in whole.items():
+        assert (
+            storage.open(store.path).read("rollouts", run_id="r1", iteration=iteration) == expected
+        )
+
+
+def test_a_flipped_bit_in_a_large_segment_is_noticed_before_a_part_of_it_is_read(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    writer.append({"rollouts": [rollout(f"p{n}") for n in range(50)]}, "b")
+    monkeypatch.setattr("storage.reading.LARGE_BYTES", 0)
+    [path] = (store.path / "events" / "rollouts").rglob("*.parquet")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(storage.DamagedError):
+        storage.open(store.path).read("rollouts", run_id="r1", iteration=1)
