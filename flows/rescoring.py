@@ -143,14 +143,14 @@ def _prepare(store: Store, request: RescoreRequest, progress: Progress) -> _Job:
         raise RescoreError(
             f"no run {request.run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
-    stream = _open_stream(store, request)
+    stream = _unfinished_stream(store, request)
     judge = make_judge(store, request.scorer, request.run_id, stream.scorer_version)
     if stream.scorer_version not in (None, judge.version):
         progress.note(
             f"{stream.run_id} was begun with version {stream.scorer_version} of {judge.name}, "
-            f"which is version {judge.version} now: its scores stay, and all is judged anew"
+            f"which is version {judge.version} now: its scores stay, those of this one are added"
         )
-        stream = _open_stream(store, request, judge.version)
+        stream = _unfinished_stream(store, request, judge.version)
     as_of = store.number(request.as_of if stream.as_of is None else stream.as_of)
     history = _slice(store, request, judge, as_of)
     with progress.status(f"looking for what {judge.name} {judge.version} has not judged"):
@@ -166,7 +166,9 @@ def _slice(store: Store, request: RescoreRequest, judge: HistoryJudge, as_of: in
     return Slice(store, wanted)
 
 
-def _open_stream(store: Store, request: RescoreRequest, version: str | None = None) -> _Stream:
+def _unfinished_stream(
+    store: Store, request: RescoreRequest, version: str | None = None
+) -> _Stream:
     """Return the first unfinished stream of the request, or a new one.
 
     With `version` one that another scorer version began does not count.
