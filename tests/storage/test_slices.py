@@ -172,6 +172,17 @@ def test_final_verdicts_are_kept_and_others_are_tried_again(memory_path: Path):
     assert (rows[0]["answer"], rows[0]["completion"]) == ("4", "#### 4")
 
 
+def test_what_was_judged_needs_no_prompt(memory_path: Path):
+    store = storage.open(memory_path, create=True)
+    writer = store.open_stream("r1", OPENED)
+    rows = [rollout("p1", n) for n in range(2)]
+    first = writer.event_id_of("rollouts", rows[0])
+    writer.append({"rollouts": rows, "scores": [score(first, 1.0, **EXACT_2)]}, "b")
+    contents, shards = Slice(store, wanted(store)).shards(8)
+    assert (contents.num_judged, contents.num_left, shards) == (1, 0, [])
+    assert contents.unfit == {"its prompt is not in the store": 1}
+
+
 def test_a_shard_reads_only_the_segments_its_positions_lie_in(memory_path: Path):
     store = storage.open(memory_path, create=True)
     ids = append(store, "r1", [4, 4, 4])

@@ -27,7 +27,8 @@ found as (
         sliced.*,
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
-            when prompt.prompt_id is null then 'its prompt is not in the store'
+            when judged.target_id is null and prompt.prompt_id is null
+                then 'its prompt is not in the store'
         end as reason,
         judged.target_id is not null as is_judged
     from sliced
