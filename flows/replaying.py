@@ -8,7 +8,6 @@ them again.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -103,9 +102,12 @@ def read_buffer(store: Store, run_id: str, pin: Pin) -> Buffer:
     return Buffer(eligible, reasons)
 
 
-def reasons_of(batch: pa.RecordBatch) -> Iterator[tuple[str, str]]:
-    """Return unit and eligibility reason of every row of the view."""
-    return zip(batch["unit"].to_pylist(), batch["eligibility_reason"].to_pylist(), strict=True)
+def reasons_of(batch: pa.RecordBatch) -> dict[tuple[str, str], int]:
+    """Return how many rows of the view have which unit and eligibility reason."""
+    keys = ["unit", "eligibility_reason"]
+    counted = pa.Table.from_batches([batch.select(keys)]).group_by(keys)
+    rows = counted.aggregate([([], "count_all")]).to_pylist()
+    return {(row["unit"], row["eligibility_reason"]): row["count_all"] for row in rows}
 
 
 def is_eligible(batch: pa.RecordBatch) -> pa.BooleanArray:
