@@ -79,6 +79,7 @@ def check_resumed(
     assert (again.ended, again.scores, store.head()) == ("nothing to do", {}, head)
 
 
+@pytest.mark.slow
 def test_five_kills_repeat_no_shard_and_lose_no_score(memory_path: Path):  # noqa: F811
     store = storage.open(memory_path, create=True)
     ids = write_history(store, 2_048, per_commit=512)
