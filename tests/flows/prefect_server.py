@@ -14,8 +14,10 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 Answer = TypeVar("Answer")
+
+REQUEST_S = 150  # flows that start beside it keep a small machine busy for a long moment
 
 
 class PrefectServer:
@@ -67,7 +69,7 @@ class PrefectServer:
     def request(self, method: str, path: str, **body: Any) -> Any:
         """Ask the server, again when its SQLite is busy: Prefect's client does that too."""
         for _ in range(5):
-            answer = httpx.request(method, self.api + path, timeout=30, **body)
+            answer = httpx.request(method, self.api + path, timeout=REQUEST_S, **body)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1)
