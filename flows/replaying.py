@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from flows.translate import Row
 from flows.wiring import Session
 from rrl_core.replay.factors import Candidates, PriorityRule, default_horizon, make_candidates
 from rrl_core.replay.picks import Pick, PickRule, Picks, pick_entries, signature_cap
-from rrl_core.replay.schedule import ReplayPlan, Situation, plan_replay
+from rrl_core.replay.schedule import TRAJECTORY_ITERATION, ReplayPlan, Situation, plan_replay
 from rrl_core.tasks.protocol import Prompt
 from rrl_core.tasks.selection import select_prompts
 from storage import Store
@@ -82,6 +83,7 @@ class Buffer:
         content = [self.reasons_json(), *(list(row.values()) for row in rows)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
+    @cached_property
     def chunks(self) -> list[Candidates]:
         """Return what may be picked, as `rrl_core.replay` wants it."""
         batches = self.eligible.to_batches(max_chunksize=_CHUNK_ROWS)
@@ -154,12 +156,14 @@ def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pi
         num_groups=config.sampler.prompts,
         has_value_model=config.value.every is not None,
         is_judged=bool(lineage_of(store, run_id).read(store, "value_models", pin.as_of)),
-        pass_at_1=_pass_at_1(store, run_id, iteration - 1, pin.as_of),
+        pass_at_1=_pass_at_1(store, run_id, iteration - 1, pin.as_of)
+        if iteration < TRAJECTORY_ITERATION  # later it decides nothing
+        else None,
         num_eligible=buffer.num_eligible(),
     )
     plan = plan_replay(config.replay.units, config.replay.share, situation)
     picked = pick_entries(
-        buffer.chunks, plan.num_groups, pick_rule(config), config.run.seed, iteration
+        lambda: buffer.chunks, plan.num_groups, pick_rule(config), config.run.seed, iteration
     )
     facts = {row["entry_key"]: row for row in _rows_of(buffer.eligible, picked.picks)}
     return Decision(
