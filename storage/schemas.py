@@ -200,8 +200,8 @@ ROLLOUTS = Table(
         Column(
             "role",
             TEXT,
-            "attempt, continuation (of a state), retry (of a prompt), evaluation; later review, "
-            "second_attempt, control, imported.",
+            "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a failed "
+            "attempt), second_attempt, control (an answer to compare with); later imported.",
             place=True,
         ),
         Column("prompt_id", TEXT, "The prompt.", place=True),
@@ -234,7 +234,15 @@ ROLLOUTS = Table(
         Column("logprob_mode", TEXT, "processed (tempered, full distribution), or none."),
         Column("batch_key", TEXT, "Sampler batch it was generated in."),
         Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
+        Column(
+            "arm",
+            TEXT,
+            "Of a control: retry, no_memory, blank, raw_feedback or random_review.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
     rows_per_group=1_024,
 )
 
@@ -437,6 +445,61 @@ RETRIES = Table(
     ),
 )
 
+REVIEWS = Table(
+    "reviews",
+    "rv",
+    "derived",
+    "A review of a failed attempt was read.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("rollout_id", TEXT, "`rollouts.event_id` of the review.", place=True),
+        Column("attempt_id", TEXT, "`rollouts.event_id` of the failed attempt."),
+        Column("prompt_id", TEXT, "The prompt."),
+        Column("format_sha256", TEXT, "Hash of the texts it was asked with and is read by."),
+        Column("status", TEXT, "ok, malformed, empty, truncated or parrot."),
+        Column("what_went_wrong", TEXT, "Its first part; NULL where malformed.", nullable=True),
+        Column("what_to_do", TEXT, "Its second part; NULL where malformed.", nullable=True),
+        Column("review", TEXT, "What the second attempt is given of it."),
+        Column("leak", TEXT, "none, answer (it states an answer) or gold (the reference answer)."),
+        Column("feedback", TEXT, "Feedback on the attempt that it was shown."),
+        Column(
+            "memory_json",
+            TEXT,
+            "Earlier reviews it was shown, as JSON: a list of {review_id, similarity}.",
+        ),
+        Column("memory_tokens", INT, "Tokens these take in its prompt."),
+    ),
+)
+
+EMBEDDINGS = Table(
+    "embeddings",
+    "em",
+    "observed",
+    "A text was turned into a vector.",
+    (
+        _RUN,
+        Column("target_id", TEXT, "What it stands for: a prompt id.", place=True),
+        Column("model", TEXT, "Name and version of what made it.", place=True),
+        Column("vector", FLOATS, "The vector, of length 1."),
+    ),
+)
+
+DISTILLATIONS = Table(
+    "distillations",
+    "di",
+    "derived",
+    "A successful second attempt was planned as a target for its prompt alone.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("rollout_id", TEXT, "`rollouts.event_id` of the second attempt.", place=True),
+        Column("attempt_id", TEXT, "`rollouts.event_id` of the attempt whose prompt it follows."),
+        Column("review_id", TEXT, "`rollouts.event_id` of the review that led to it."),
+        Column("prompt_id", TEXT, "The prompt."),
+    ),
+)
+
 REPLAYS = Table(
     "replays",
     "rp",
@@ -446,10 +509,19 @@ REPLAYS = Table(
         _RUN,
         _ITERATION,
         Column("step", INT, "Optimizer step within the iteration, from 0.", place=True),
-        Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
+        Column(
+            "rollout_id",
+            TEXT,
+            "`rollouts.event_id`, or `distillations.event_id` of a distilled one.",
+            place=True,
+        ),
         Column("batch_id", TEXT, "Hash of the step's rollout ids, in order."),
         Column("position", INT, "Position in the step's batch."),
-        Column("unit", TEXT, "fresh, state, trajectory or prompt."),
+        Column(
+            "unit",
+            TEXT,
+            "fresh, state, trajectory, prompt, review, second_attempt or distill.",
+        ),
         Column("source_run_id", TEXT, "Run the rollout comes from."),
         Column("group_id", TEXT, "Group its advantage was computed in."),
         Column("score_id", TEXT, "`scores.event_id` it was chosen under.", nullable=True),
@@ -478,8 +550,15 @@ REPLAYS = Table(
             nullable=True,
             since=2,
         ),
+        Column(
+            "weight",
+            REAL,
+            "Weight of its term in the loss; NULL for samples without review, which weigh 1.",
+            nullable=True,
+            since=3,
+        ),
     ),
-    version=2,
+    version=3,
 )
 
 LEARNED_SAMPLES = Table(
@@ -491,7 +570,7 @@ LEARNED_SAMPLES = Table(
         _RUN,
         _ITERATION,
         Column("step", INT, "Optimizer step within the iteration.", place=True),
-        Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
+        Column("rollout_id", TEXT, "`replays.rollout_id`.", place=True),
         Column("num_loss_tokens", INT, "Tokens it was trained on; 0 means it left the loss."),
         Column(
             "policy_logprob_mean",
@@ -648,6 +727,9 @@ TABLES: dict[str, Table] = {
         REPLAY_PLANS,
         PICKS,
         RETRIES,
+        REVIEWS,
+        EMBEDDINGS,
+        DISTILLATIONS,
         REPLAYS,
         LEARNED_SAMPLES,
         UPDATES,
