@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flows.config import RunConfig
+from flows.reviewed import ReviewedGroup, review_samples
 from flows.translate import Row
 from rrl_core.algorithms.advantages import group_advantages
 from rrl_core.algorithms.dapo import informative_rows
@@ -46,7 +47,11 @@ class Scored:
 
 
 def replay_rows(
-    config: RunConfig, iteration: int, scored: Sequence[Scored], is_old: bool = False
+    config: RunConfig,
+    iteration: int,
+    scored: Sequence[Scored],
+    is_old: bool = False,
+    reviewed: Sequence[ReviewedGroup] = (),
 ) -> list[Row]:
     """Return the `replays` rows of an iteration, one per sample and optimizer step.
 
@@ -58,6 +63,7 @@ def replay_rows(
         iteration: the iteration that learns.
         scored: the iteration's rollouts in order, then the replayed trajectories.
         is_old: the iteration was begun before pins named views: its groups met by their ids.
+        reviewed: what it reviewed, and what that led to.
     """
     algorithm = ALGORITHMS[config.learner.algorithm]
     groups = _group_ids(scored)
@@ -70,18 +76,29 @@ def replay_rows(
         is_used = [
             i or (u and c > 0) for i, u, c in zip(informative, is_used, credits, strict=True)
         ]
-    used = [i for i, use in enumerate(is_used) if use]
-    seed = derive_seed(config.run.seed, "steps", iteration)
     keys = groups if is_old else _step_keys(scored, groups)
-    steps = plan_steps([keys[i] for i in used], config.learner.steps, config.learner.epochs, seed)
+    samples = [
+        (key, _sample_row(s, iteration, credit) | {"group_id": group, "advantage": advantage})
+        for key, s, credit, group, advantage, use in zip(
+            keys, scored, credits, groups, advantages, is_used, strict=True
+        )
+        if use
+    ]
+    weight = config.review.attempt_coef
+    if weight != 1:
+        samples = [(key, row | {"weight": weight}) for key, row in samples]
+    samples += review_samples(config, iteration, reviewed)
+    seed = derive_seed(config.run.seed, "steps", iteration)
+    steps = plan_steps(
+        [key for key, _ in samples], config.learner.steps, config.learner.epochs, seed
+    )
     rows = []
     for step, chosen in enumerate(steps):
-        batch = [used[i] for i in chosen]
-        batch_id = batch_id_of([scored[i].rollout["event_id"] for i in batch])
-        for position, i in enumerate(batch):
-            facts = {"step": step, "batch_id": batch_id, "position": position}
-            facts |= {"iteration": iteration, "group_id": groups[i], "advantage": advantages[i]}
-            rows.append(facts | _sample_row(scored[i], iteration, credits[i]))
+        batch = [samples[i][1] for i in chosen]
+        batch_id = batch_id_of([row["rollout_id"] for row in batch])
+        for position, row in enumerate(batch):
+            place = {"iteration": iteration, "step": step, "position": position}
+            rows.append(place | {"batch_id": batch_id} | row)
     return rows
 
 

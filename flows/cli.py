@@ -80,13 +80,17 @@ def evaluate(
         int | None, typer.Option(min=1, help="Held-out prompts; as the run's configuration says.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "held_out",
+    mode: Annotated[
+        Literal["direct", "reflect"],
+        typer.Option(help="reflect: each answer is reviewed and given again."),
+    ] = "direct",
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate a stored policy on held-out prompts, outside training."""
     from flows import evaluate_commands
 
-    evaluate_commands.evaluate(run, iteration, prompts, name, store, as_json)
+    evaluate_commands.evaluate(run, iteration, prompts, name, mode, store, as_json)
 
 
 @app.command()

@@ -35,6 +35,11 @@ class RunSection(Section):
     name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]*$", description="Opens the run's id.")
     seed: int = Field(0, ge=0, lt=2**63, description="Root of every seed; forks inherit it.")
     iterations: PositiveInt = Field(20, description="Iterations of generate, score, learn.")
+    budget_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens that training may sample: the iteration that reaches it is the last; "
+        "off: no limit.",
+    )
     mode: Literal["online", "hybrid", "offline"] = Field(
         "hybrid",
         description="online: fresh rollouts alone; hybrid: and what of its history is replayed; "
@@ -201,6 +206,38 @@ class ReplaySection(Section):
     )
 
 
+class ReviewSection(Section):
+    """How failed attempts are reviewed, tried again, and the fix distilled."""
+
+    gate: Literal["sample", "group_all_fail"] | None = Field(
+        None,
+        description="Prompts that are reviewed: where some attempt failed, or where all did; "
+        "off: none.",
+    )
+    threshold: float = Field(1.0, description="Reward from which an attempt succeeds.")
+    reviews: PositiveInt = Field(3, description="Reviews of a failed attempt (R), each tried.")
+    max_tokens: PositiveInt = Field(48, description="Most tokens a review may have.")
+    format: str = Field("v1", description="Version of the texts that ask for a review.")
+    memory: Literal["recency", "bm25", "embedding"] | None = Field(
+        "bm25", description="How verified reviews of other problems are ranked; off: none is shown."
+    )
+    memory_runs: Literal["run", "store"] = Field(
+        "run", description="Whose reviews: the run's and its ancestors', or those of all runs."
+    )
+    memory_entries: PositiveInt = Field(2, description="Most reviews shown to a review.")
+    memory_tokens: PositiveInt = Field(96, description="Most tokens of the reviews shown.")
+    memory_floor: float = Field(0.1, ge=0, description="Similarity below which none is shown.")
+    controls: bool = Field(
+        True, description="Whether some prompts get answers without review to compare with."
+    )
+    attempt_coef: float = Field(1.0, gt=0, description="Weight of first attempts in the loss.")
+    review_coef: float = Field(1.0, ge=0, description="Weight of reviews in the loss.")
+    second_coef: float = Field(1.0, ge=0, description="Weight of second attempts in the loss.")
+    distill_coef: float = Field(
+        1.0, ge=0, description="Weight of successful second attempts as targets; 0: not distilled."
+    )
+
+
 class OfflineSection(Section):
     """What an offline run learns from."""
 
@@ -261,6 +298,7 @@ class RunConfig(Section):
     sampler: SamplerSection = Field(default_factory=SamplerSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     replay: ReplaySection = Field(default_factory=ReplaySection)
+    review: ReviewSection = Field(default_factory=ReviewSection)
     offline: OfflineSection = Field(default_factory=OfflineSection)
     value: ValueSection = Field(default_factory=ValueSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
@@ -276,12 +314,15 @@ class RunConfig(Section):
         every = self.value.every
         return every is not None and iteration > 0 and iteration % every == 0
 
-    def is_evaluated(self, iteration: int) -> bool:
-        """Return True when `iteration` evaluates what it published: first, last, every k-th."""
+    def is_evaluated(self, iteration: int, is_last: bool = False) -> bool:
+        """Return True when `iteration` evaluates what it published: first, last, every k-th.
+
+        `is_last` tells that the run ends with it before its planned iterations.
+        """
         every = self.evaluation.every
         if every is None:
             return False
-        return iteration in (0, self.run.iterations) or iteration % every == 0
+        return is_last or iteration in (0, self.run.iterations) or iteration % every == 0
 
     def to_json(self) -> str:
         """Return the resolved configuration as canonical JSON."""

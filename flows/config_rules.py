@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 def check_across_sections(config: "RunConfig") -> None:
     """Raise ValueError with the first rule that does not hold."""
-    for problem in chain(_lengths(config), _correction(config), _steps(config), _mode(config)):
+    rules = (_lengths, _correction, _steps, _mode, _review)
+    for problem in chain.from_iterable(rule(config) for rule in rules):
         raise ValueError(problem)
 
 
@@ -81,4 +82,31 @@ def _mode(config: "RunConfig") -> Iterator[str]:
         yield (
             "`run.mode` = 'offline' samples nothing that a value model could judge, but "
             f'`value.every` = {config.value.every}: set value.every = "off"'
+        )
+
+
+def _review(config: "RunConfig") -> Iterator[str]:
+    review, algorithm = config.review, config.learner.algorithm
+    if review.gate is None:
+        return
+    if config.run.mode == "offline":
+        yield (
+            f"`review.gate` = {review.gate!r} samples reviews, but `run.mode` = 'offline' starts "
+            'no sampler: set review.gate = "off", or run.mode = "hybrid"'
+        )
+    if algorithm in ("ppo", "sft", "raft"):
+        yield (
+            f"`review.gate` = {review.gate!r} compares reviews of one attempt with each other, but "
+            f"`learner.algorithm` = {algorithm!r} has no advantage within a group: choose grpo, "
+            "dr_grpo, dapo or gspo"
+        )
+    if review.reviews < 2:
+        yield (
+            f"`review.reviews` = {review.reviews}: a review is judged by what the others led to; "
+            "expected 2 at least"
+        )
+    if review.max_tokens >= config.sampler.context_tokens:
+        yield (
+            f"`review.max_tokens` = {review.max_tokens} leaves no room for what is reviewed in "
+            f"`sampler.context_tokens` = {config.sampler.context_tokens}"
         )

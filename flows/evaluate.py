@@ -13,11 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import storage
-from flows import tasks
 from flows.config import ConfigError, RunConfig, override_config, parse_config
-from flows.evaluation import evaluation_rows
-from flows.generation import evaluation_phase, generate_phase
 from flows.progress import Progress
+from flows.reflecting import SUFFIX, Mode, evaluated
 from flows.translate import Row
 from flows.wiring import Session, open_session, opened_row, stored_config, task_sha256
 from rrl_core.tasks.registry import build_task
@@ -31,6 +29,7 @@ ONLINE = ("run.mode=online", "offline.query=off", "sampler.prompts=1", "learner.
 class EvaluateRequest:
     """What to evaluate.
 
+    Mode `direct` takes the policy's answers; `reflect` lets it review each and answer again.
     `iteration` None is the newest published policy, `prompts` None as many held-out prompts as the
     run's configuration says. A name stands for one such number.
     """
@@ -39,11 +38,13 @@ class EvaluateRequest:
     iteration: int | None = None
     prompts: int | None = None
     name: str = "held_out"
+    mode: Mode = "direct"
 
     @property
     def stream(self) -> str:
         """The stream that holds the evaluation."""
-        return f"evaluate-{self.name}-{self.run_id}"
+        suffix = SUFFIX if self.mode == "reflect" else ""
+        return f"evaluate-{self.name}{suffix}-{self.run_id}"
 
 
 def evaluate(store: Store, request: EvaluateRequest, progress: Progress) -> list[Row]:
@@ -69,7 +70,7 @@ def evaluate(store: Store, request: EvaluateRequest, progress: Progress) -> list
         try:
             session.policy.load_adapter_bytes(adapter)
             session.sampler.load_policy(session.policy, version)
-            rows = _evaluated(session, version, request.name)
+            rows = evaluated(session, version, request.name, request.mode)
         except BaseException as error:
             with suppress(storage.StorageError, OSError):  # the first error is the one to show
                 _end(session, facts, "failed", f"{type(error).__name__}: {error}"[:2000])
@@ -91,8 +92,11 @@ def _end(session: Session, facts: Row, what: str, reason: str | None = None) -> 
 
 def _config(store: Store, request: EvaluateRequest) -> RunConfig:
     """Return the run's configuration with the number of prompts asked for, and with a sampler."""
-    if not re.fullmatch(r"[a-z0-9_]{1,40}", request.name):
-        raise ConfigError(f"name {request.name!r}: expected at most 40 of a-z, 0-9 and `_`")
+    if not re.fullmatch(r"[a-z0-9_]{1,40}", request.name) or request.name.endswith(SUFFIX):
+        raise ConfigError(
+            f"name {request.name!r}: expected at most 40 of a-z, 0-9 and `_`, without `{SUFFIX}` "
+            "at the end"
+        )
     config = stored_config(store, request.run_id)
     if config.run.mode == "offline":
         config = override_config(config, ONLINE)
@@ -133,18 +137,3 @@ def _policy(store: Store, request: EvaluateRequest) -> Row:
             f"{min(policies)} to {max(policies)}"
         )
     return policies[iteration]
-
-
-def _evaluated(session: Session, version: int, name: str) -> list[Row]:
-    """Sample, judge and append what the stream lacks; return its `evaluations` rows."""
-    generate_phase(session, evaluation_phase(session, version))
-    tasks.score(session.run_id, version, "evaluation")
-    rollouts = [
-        row
-        for row in session.store.read("rollouts", run_id=session.run_id, iteration=version)
-        if row["status"] == "ok"
-    ]
-    scores = session.store.read("scores", run_id=session.run_id, iteration=version)
-    rows = [row | {"name": name} for row in evaluation_rows(rollouts, scores)]
-    key = f"i{version:06d}-evaluation"
-    return session.writer.append({"evaluations": rows}, batch_key=key).rows["evaluations"]

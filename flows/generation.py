@@ -12,7 +12,7 @@ from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout
 from flows.wiring import Session
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
 from rrl_core.seeds import derive_seed
-from rrl_core.tasks.protocol import Prompt
+from rrl_core.tasks.protocol import Messages, Prompt
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Group:
     """Completions that will be compared: how many of a prompt, or of a state, in which role.
 
     Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
-    their hash.
+    their hash. `messages` are asked in the prompt's place where something else is; `first_index` is
+    the sample index of the first, `arm` names what a control is compared with.
     """
 
     role: str
@@ -29,6 +30,9 @@ class Group:
     parent_id: str = ""
     prefix_ids: tuple[int, ...] = ()
     prefix_sha256: str = ""
+    messages: Messages | None = None
+    first_index: int = 0
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,18 @@ def training_phase(session: Session, iteration: int, groups: Sequence[Group]) ->
     return Phase(iteration, "attempt", groups, params)
 
 
+def review_phase(session: Session, iteration: int, groups: Sequence[Group]) -> Phase:
+    """Return the phase that samples reviews of failed attempts."""
+    s = session.config.sampler
+    params = SamplingParams(s.temperature, s.top_p, s.top_k, session.config.review.max_tokens)
+    return Phase(iteration, "review", groups, params)
+
+
+def second_phase(session: Session, iteration: int, groups: Sequence[Group]) -> Phase:
+    """Return the phase that samples second attempts, and the answers they are compared with."""
+    return replace(training_phase(session, iteration, groups), name="second_attempt")
+
+
 def evaluation_phase(session: Session, iteration: int) -> Phase:
     """Return the phase that samples one completion of every held-out prompt."""
     e = session.config.evaluation
@@ -78,10 +94,11 @@ def plan_batches(session: Session, phase: Phase) -> Iterator[tuple[str, list[Pla
 def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRollout]:
     """Yield a group's rollouts; seeds follow from places, and from nothing that names the run."""
     prompt_id = group.prompt.prompt_id
-    given_ids = tuple(session.policy.encode(group.prompt.messages)) + group.prefix_ids
+    asked = group.prompt.messages if group.messages is None else group.messages
+    given_ids = tuple(session.policy.encode(asked)) + group.prefix_ids
     left = max(1, phase.params.max_tokens - len(group.prefix_ids))
     max_tokens = left if group.prefix_ids else None
-    for index in range(group.size):
+    for index in range(group.first_index, group.first_index + group.size):
         place = rollout_place(session.run_id, phase.iteration, group.role, prompt_id, index)
         place |= {"parent_id": group.parent_id}
         parts = (group.role, phase.iteration, prompt_id, index, place["attempt"])
@@ -137,6 +154,7 @@ def _generate_batch(
     ]
     for p, (rollout, _) in zip(batch, pairs, strict=True):
         rollout["prefix_tokens"] = len(p.group.prefix_ids)
+        rollout["arm"] = p.group.arm
     prompts = {p.group.prompt.prompt_id: p.group.prompt for p in batch}
     session.writer.append(
         {

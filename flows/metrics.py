@@ -28,13 +28,31 @@ _FORGET = {
     "forget/recovered_by_replay": "num_recovered_by_replay",
 }
 
+_REVIEW = {
+    "review/trigger_rate": "trigger_rate",
+    "review/success_rate": "success_rate",
+    "review/malformed": "frac_malformed",
+    "review/leak_rate": "leak_rate",
+    "memory/size": "memory_size",
+    "memory/hit_rate": "hit_rate",
+    "distill/internalised_rate": "internalised_rate",
+}
+_LIFT = {
+    "retry": "review/lift_vs_retry",
+    "blank": "review/lift_vs_blank",
+    "raw_feedback": "review/lift_vs_raw_feedback",
+    "random_review": "review/lift_vs_random_review",
+    "no_memory": "memory/use_lift",
+}
+
 Metrics = Iterator[tuple[str, float | None]]
 
 
 def iteration_metrics(store: Store, run_id: str, iteration: int) -> dict[str, float]:
     """Return the iteration's metrics by MLflow name; never NaN or infinite."""
     found: dict[str, Any] = {"iteration": float(iteration)}
-    for part in (_history, _updates, _evaluations, _value, _forget, _explore, _replay):
+    parts = (_history, _updates, _evaluations, _value, _forget, _explore, _replay, _review)
+    for part in parts:
         found |= dict(part(store, run_id, iteration))
     return {k: float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
 
@@ -120,7 +138,7 @@ def _replay(store: Store, run_id: str, iteration: int) -> Metrics:
     yield "replay/size", plan["num_eligible"]
     yield "replay/uses", plan["num_picked"]
     yield "replay/priority_entropy", plan["priority_entropy"]
-    replayed = [row for row in replays if row["unit"] != "fresh"]
+    replayed = [row for row in replays if row["unit"] in ("state", "trajectory", "prompt")]
     yield "replay/share_samples", len(replayed) / max(1, len(replays))
     learned = {row["rollout_id"]: row["num_loss_tokens"] for row in read("learned_samples")}
     num_tokens = sum(learned.get(row["rollout_id"], 0) for row in replayed)
@@ -129,6 +147,16 @@ def _replay(store: Store, run_id: str, iteration: int) -> Metrics:
     for outcome in ("rescued", "retained", "regressed", "still_failed"):
         yield f"replay/{outcome}", outcomes[outcome]
     yield from _by_source(replays, read("learned_samples"))
+
+
+def _review(store: Store, run_id: str, iteration: int) -> Metrics:
+    """Yield how failed attempts were reviewed, and what that is worth by comparison so far."""
+    for row in store.view("review_history", run_id=run_id, iteration=iteration):
+        for name, column in _REVIEW.items():
+            yield name, row[column]
+        for lift in store.view("review_lifts", run_id=run_id):
+            if lift["arm"] in _LIFT:
+                yield _LIFT[lift["arm"]], lift["lift"]
 
 
 def _by_source(replays: Sequence[Row], learned: Sequence[Row]) -> Metrics:

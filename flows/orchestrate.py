@@ -30,6 +30,8 @@ class Steps:
     pick: StepFunction
     generate: StepFunction
     score: StepFunction
+    review: StepFunction
+    try_again: StepFunction
     plan_batch: StepFunction
     learn: StepFunction
     refit: StepFunction

@@ -38,7 +38,10 @@ def plan_run(config: RunConfig, store: Store | None, engine: str) -> Plan:
     rollouts = 0 if is_offline else iterations * s.prompts * s.group_size
     num_evaluations = sum(config.is_evaluated(i) for i in range(iterations + 1))
     evaluation_rollouts = num_evaluations * e.prompts
-    sampled = rollouts * s.max_tokens + evaluation_rollouts * (e.max_tokens or s.max_tokens)
+    num_reviews = _num_reviews(config)
+    sampled = (rollouts + num_reviews) * s.max_tokens + num_reviews * config.review.max_tokens
+    rollouts += 2 * num_reviews  # each leads to a second attempt
+    sampled += evaluation_rollouts * (e.max_tokens or s.max_tokens)
     minutes, basis = _minutes(config, store, engine, sampled)
     log_bytes = sampled * BYTES_PER_TOKEN + (rollouts + evaluation_rollouts) * BYTES_PER_ROLLOUT
     kept = {"last2": 2, "evaluated": num_evaluations + 1, "all": iterations}
@@ -49,6 +52,13 @@ def plan_run(config: RunConfig, store: Store | None, engine: str) -> Plan:
         iterations, rollouts, evaluation_rollouts, sampled, round(minutes, 1), basis,
         round(log_bytes / 2**20, 1), round(artifact_bytes / 2**20, 1),
     )  # fmt: skip
+
+
+def _num_reviews(config: RunConfig) -> int:
+    """Return how many reviews there are at most: every prompt fails, controls left aside."""
+    if config.review.gate is None:
+        return 0
+    return config.run.iterations * config.sampler.prompts * config.review.reviews
 
 
 def _minutes(

@@ -8,7 +8,7 @@ from functools import partial
 
 import storage
 from flows.batching import Scored, picks_by_rollout
-from flows.translate import Row, learn_sample
+from flows.translate import Row, distill_sample, learn_sample
 from rrl_core.policy.learner import LearnSample
 from storage import Store
 
@@ -53,10 +53,13 @@ def planned_steps(store: Store, run_id: str, iteration: int) -> list[tuple[str, 
     read = partial(store.read, run_id=run_id, iteration=iteration)
     replays = read("replays")
     rollouts = {row["event_id"]: row for row in read("rollouts")}
-    old_ids = [r["rollout_id"] for r in replays if r["rollout_id"] not in rollouts]
+    targets = {row["event_id"]: row for row in read("distillations")}
+    known = rollouts.keys() | targets.keys()
+    old_ids = [r["rollout_id"] for r in replays if r["rollout_id"] not in known]
     rollouts |= {row["event_id"]: row for row in store.read("rollouts", event_ids=old_ids)}
     sources = source_rollouts(store, read("picks"))
-    needed = [rollouts[r["rollout_id"]] for r in replays]
+    needed = [rollouts[r["rollout_id"]] for r in replays if r["rollout_id"] not in targets]
+    needed += [rollouts[row["attempt_id"]] for row in targets.values()]
     tokens = tokens_of(store, [*needed, *sources.values()])
     source_of = {pick["event_id"]: pick["rollout_id"] for pick in read("picks")}
     steps: dict[int, list[Row]] = {}
@@ -67,6 +70,10 @@ def planned_steps(store: Store, run_id: str, iteration: int) -> list[tuple[str, 
         rows = sorted(steps[step], key=lambda row: int(row["position"]))
         samples = []
         for row in rows:
+            if (target := targets.get(row["rollout_id"])) is not None:
+                second, attempt = rollouts[target["rollout_id"]], tokens[target["attempt_id"]]
+                samples.append(distill_sample(row, second, tokens[second["event_id"]], attempt))
+                continue
             source = tokens.get(source_of.get(row["pick_id"], ""))
             logprobs = None if source is None else source["sampler_logprobs"]
             rollout_id = row["rollout_id"]

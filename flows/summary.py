@@ -16,6 +16,7 @@ def run_summary(store: Store, run_id: str) -> dict[str, Any]:
     history = store.view("training_history", run_id=run_id)
     evaluations = store.read("evaluations", run_id=run_id)
     lost = store.view("lost_prompts", run_id=run_id)
+    budget = store.view("sampled_budget", run_id=run_id)
     return {
         "run_id": run_id,
         "ended": "finished",
@@ -32,6 +33,10 @@ def run_summary(store: Store, run_id: str) -> dict[str, Any]:
             }
             for row in evaluations
         ],
+        "sampled": [
+            {key: row[key] for key in ("role", "arm", "num_rollouts", "num_tokens", "is_training")}
+            for row in budget
+        ],
         "lost_prompts": [
             {key: row[key] for key in ("prompt_id", "role", "solved_iteration", "failed_iteration")}
             for row in lost
@@ -44,6 +49,7 @@ def print_summary(summary: dict[str, Any], store: Store, store_path: Path) -> No
     console = Console()
     console.print(_history_table(summary))
     run_id = summary["run_id"]
+    console.print(_budget(summary), markup=False)
     console.print(_finding(summary), markup=False)
     console.print("\nAsk the history:", markup=False)
     for name in ask_names():
@@ -75,6 +81,28 @@ def _history_table(summary: dict[str, Any]) -> Table:
             )
         table.add_row(*cells)
     return table
+
+
+def _budget(summary: dict[str, Any]) -> str:
+    """Say what training sampled, and how large the groups of a run without review would be."""
+    parts = [row for row in summary["sampled"] if row["is_training"]]
+    total = sum(row["num_rollouts"] for row in parts)
+    tokens = sum(row["num_tokens"] for row in parts)
+    said = f"Sampled in training: {total:,} rollouts, {tokens:,} tokens"
+    attempts = [row for row in parts if row["role"] == "attempt"]
+    if len(parts) < 2 or not attempts:
+        return f"{said}."
+    by_role = ", ".join(
+        f"{row['role']}{' ' + row['arm'] if row['arm'] else ''} {row['num_rollouts']:,} "
+        f"({row['num_tokens']:,})"
+        for row in parts
+    )
+    fresh = attempts[0]
+    return (
+        f"{said}: {by_role}. Fresh attempts alone cost as much with groups "
+        f"{total / fresh['num_rollouts']:.2f} times as large by rollouts, "
+        f"{tokens / max(1, fresh['num_tokens']):.2f} times by tokens."
+    )
 
 
 def _finding(summary: dict[str, Any]) -> str:

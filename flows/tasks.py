@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import storage
-from flows import offline, refitting, replaying
+from flows import offline, refitting, replaying, reviewing
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
 from flows.generation import (
@@ -18,15 +18,25 @@ from flows.generation import (
     evaluation_phase,
     generate_phase,
     record_failure,
+    review_phase,
+    second_phase,
     training_phase,
 )
 from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
 from flows.retrying import compare_with_old
+from flows.reviewed import distillation_rows, reviewed_groups
 from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
+from rrl_core.tasks.protocol import Split
 from rrl_core.tasks.scorers import score_all
 
+SCORED: dict[str, tuple[tuple[str, ...], Split]] = {  # by phase: roles, and split of their prompts
+    "attempt": (TRAINED_ROLES, "train"),
+    "second_attempt": (reviewing.ANSWER_ROLES, "train"),
+    "evaluation": (("evaluation",), "eval"),
+    "reflection": (("second_attempt",), "eval"),
+}
 MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more than merging them
 
 
@@ -56,6 +66,8 @@ def pin(run_id: str, iteration: int) -> int:
     head = session.store.head()
     is_offline = session.config.run.mode == "offline"
     views = (offline.VIEW,) if is_offline else replaying.PINNED_VIEWS
+    if session.config.review.gate is not None:
+        views = (*views, reviewing.VIEW)
     versions = {scorer.name: scorer.version for scorer in session.task.scorers}
     judge = replaying.value_version(session.store, run_id, head.number)
     if judge != replaying.NO_MODEL:
@@ -95,12 +107,31 @@ def generate(run_id: str, iteration: int) -> int:
     return _sampled(session, phase)
 
 
+def review(run_id: str, iteration: int) -> int:
+    """Review failed attempts, and read the reviews; return how many sequences were new."""
+    session = session_of(run_id)
+    chosen = reviewing.gated_of(session, iteration)
+    phase = review_phase(session, iteration, reviewing.review_groups(session, chosen))
+    num_new = _sampled(session, phase)
+    if not session.should_stop:
+        rows = reviewing.review_rows(session, iteration, chosen)
+        session.writer.append(rows, batch_key=f"i{iteration:06d}-reviews")
+    return num_new
+
+
+def try_again(run_id: str, iteration: int) -> int:
+    """Sample a second attempt after every review, and control answers; return the new sequences."""
+    session = session_of(run_id)
+    groups = reviewing.second_groups(session, iteration)
+    return _sampled(session, second_phase(session, iteration, groups))
+
+
 def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
     """Judge every rollout of a phase that a scorer has not judged yet; return the new scores."""
     session = session_of(run_id)
-    is_training = phase == "attempt"
-    rollouts = _rollouts(session, iteration, TRAINED_ROLES if is_training else (phase,))
-    prompts = {p.prompt_id: p for p in session.prompts("train" if is_training else "eval")}
+    roles, split = SCORED[phase]
+    rollouts = _rollouts(session, iteration, roles)
+    prompts = {p.prompt_id: p for p in session.prompts(split)}
     done = {
         (row["target_id"], row["scorer"], row["scorer_version"])
         for row in session.store.read("scores", run_id=run_id, iteration=iteration)
@@ -130,10 +161,17 @@ def plan_batch(run_id: str, iteration: int) -> int:
     judge = (session.reward_scorer.name, session.reward_scorer.version)
     scored = scored_samples(session.store, run_id, iteration, judge)
     [pinned] = session.store.read("views_pinned", run_id=run_id, iteration=iteration)
-    rows = replay_rows(session.config, iteration, scored, is_old=pinned["views_json"] is None)
+    reviewed = reviewed_groups(session.store, run_id, iteration, judge)
+    is_old = pinned["views_json"] is None
+    rows = replay_rows(session.config, iteration, scored, is_old, reviewed)
     compared = compare_with_old(session, iteration, scored)
     session.writer.append(
-        {"replays": rows, "retries": compared.retries, "scores": compared.scores},
+        {
+            "replays": rows,
+            "distillations": distillation_rows(session.config, reviewed),
+            "retries": compared.retries,
+            "scores": compared.scores,
+        },
         batch_key=f"i{iteration:06d}-batch",
     )
     return len(rows)
@@ -204,6 +242,16 @@ def compact(run_id: str) -> int:
     return num_merged
 
 
+def is_spent(run_id: str) -> bool:
+    """Return whether training has sampled as many tokens as the run may."""
+    session = session_of(run_id)
+    limit = session.config.run.budget_tokens
+    if limit is None:
+        return False
+    budget = session.store.view("sampled_budget", run_id=run_id)
+    return sum(row["num_tokens"] for row in budget if row["is_training"]) >= limit
+
+
 def finish(run_id: str, what: str, reason: str | None = None) -> int:
     """Record how the run came to its end; return the commit."""
     session = session_of(run_id)
@@ -244,7 +292,11 @@ def _sampled(session: Session, phase: Phase) -> int:
 def _rollouts(session: Session, iteration: int, roles: tuple[str, ...]) -> list[Row]:
     """Return the iteration's committed rollouts of `roles` that hold a completion."""
     rows = session.store.read("rollouts", run_id=session.run_id, iteration=iteration)
-    return [row for row in rows if row["role"] in roles and row["status"] == "ok"]
+    return [
+        row
+        for row in rows
+        if row["role"] in roles and row["status"] == "ok" and row["arm"] != reviewing.UNREVIEWED_ARM
+    ]
 
 
 def _publish(session: Session, iteration: int, version: int, learned: dict[str, list[Row]]) -> None:

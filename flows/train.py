@@ -6,9 +6,11 @@ The loop is that of GRPO (Shao et al. 2024, arXiv 2402.03300) with these departu
 2. An iteration first pins the commit it reads history as of; a resumed iteration keeps its pin.
 3. `pick` chooses what of its history an iteration goes back to: promising states, old successes,
    prompts once solved (RRL, arXiv 2504.14363). Every few iterations history is judged again.
-4. Every step may be called again: what is committed is kept. Resuming is running the same loop.
-5. An offline run samples nothing: its batches are planned from history alone (`offline.py`).
-6. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
+4. A failed attempt may be reviewed and tried again; what that fixes is distilled (SRRL,
+   arXiv 2607.05541).
+5. Every step may be called again: what is committed is kept. Resuming is running the same loop.
+6. An offline run samples nothing: its batches are planned from history alone (`offline.py`).
+7. Iteration 0 publishes and evaluates the start policy, so every gain has its baseline in the log.
 """
 
 import re
@@ -36,16 +38,23 @@ def train_loop(run_id: str, step: Steps) -> None:
                 step.pick(run_id, iteration)
                 step.generate(run_id, iteration)
                 step.score(run_id, iteration)
+                if session.config.review.gate is not None:
+                    step.review(run_id, iteration)
+                    step.try_again(run_id, iteration)
+                    step.score(run_id, iteration, "second_attempt")
             step.plan_batch(run_id, iteration)
             step.learn(run_id, iteration)
             if session.config.is_refitted(iteration):
                 step.refit(run_id, iteration)
                 step.rescore(run_id, iteration)
-        if session.config.is_evaluated(iteration):
+        is_last = tasks.is_spent(run_id)
+        if session.config.is_evaluated(iteration, is_last):
             step.evaluate(run_id, iteration)
         step.track(run_id, iteration)
         step.compact(run_id)
         session.progress.iteration_done(session.store, run_id, iteration, planned)
+        if is_last:
+            break
 
 
 def train(

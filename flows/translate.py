@@ -8,12 +8,14 @@ from typing import Any
 
 import storage
 from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
+from rrl_core.policy.records import Term
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
-from rrl_core.tasks.protocol import Prompt, Score, Scorer
+from rrl_core.tasks.protocol import Messages, Prompt, Score, Scorer
 from rrl_core.tasks.signature import solution_signature
 from rrl_core.value.health import Health
 
 Row = dict[str, Any]
+TERMS: dict[str, Term] = {"review": "review", "second_attempt": "second_attempt"}
 
 
 def prompt_row(prompt: Prompt) -> Row:
@@ -29,13 +31,18 @@ def prompt_row(prompt: Prompt) -> Row:
     }
 
 
+def stored_messages(messages_json: str) -> Messages:
+    """Return chat messages as they were stored."""
+    return tuple(json.loads(messages_json))
+
+
 def stored_prompt(row: Mapping[str, Any]) -> Prompt:
     """Return the prompt of a row that has the columns of `prompts`."""
     return Prompt(
         prompt_id=row["prompt_id"],
         task=row["task"],
         split=row["split"],
-        messages=tuple(json.loads(row["messages_json"])),
+        messages=stored_messages(row["messages_json"]),
         answer=row["answer"],
         difficulty=row["difficulty"],
         meta=json.loads(row["meta_json"]),
@@ -178,6 +185,8 @@ def learn_sample(
     return LearnSample(
         rollout_id=replay["rollout_id"],
         group_id=replay["group_id"],
+        term=TERMS.get(replay["unit"], "attempt"),
+        weight=1.0 if replay["weight"] is None else replay["weight"],
         prompt_ids=tuple(tokens["prompt_ids"][:num_prompt]),
         completion_ids=tuple(tokens["completion_ids"]),
         sampler_logprobs=None if logprobs is None else tuple(logprobs),
@@ -188,6 +197,26 @@ def learn_sample(
         prefix_advantage=replay["prefix_advantage"] or 0.0,
         reward=replay["reward"],
         is_truncated=rollout["finish_reason"] == "length",
+    )
+
+
+def distill_sample(
+    replay: Row, second: Row, second_tokens: Row, attempt_tokens: Row
+) -> LearnSample:
+    """Return a second attempt as a target for the prompt of the attempt that failed.
+
+    The sampler saw it after a review, so its log-probs say nothing of it here.
+    """
+    return LearnSample(
+        rollout_id=replay["rollout_id"],
+        group_id=replay["group_id"],
+        term="distill",
+        weight=replay["weight"],
+        prompt_ids=tuple(attempt_tokens["prompt_ids"]),
+        completion_ids=tuple(second_tokens["completion_ids"]),
+        sampler_logprobs=None,
+        advantage=replay["advantage"],
+        temperature=second["temperature"],
     )
 
 

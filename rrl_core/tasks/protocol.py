@@ -17,6 +17,9 @@ class TaskError(ValueError):
     """The task's data or parameters are not as expected; the message says what to do."""
 
 
+Messages = tuple[Mapping[str, str], ...]  # of a chat: each has a role and a content
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One problem: chat messages for the policy, a reference answer for the scorer."""
@@ -24,7 +27,7 @@ class Prompt:
     prompt_id: str
     task: str
     split: Split
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     answer: str | None
     difficulty: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,107 @@
+"""Review at test time: each held-out answer is reviewed by the policy itself, and given again.
+
+Nobody knows then whether an answer is right, so the review is asked for without a verdict and
+without feedback, of every answer. What is direct and what took a review is counted apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from flows import tasks
+from flows.evaluation import evaluation_rows
+from flows.generation import Group, Phase, evaluation_phase, generate_phase
+from flows.translate import Row
+from flows.wiring import Session
+from rrl_core.review.formats import load_format, parse_review
+from rrl_core.review.messages import reflect_messages, second_messages
+from storage import Store
+
+Mode = Literal["direct", "reflect"]
+SUFFIX = "_reflect"  # of the name of what took a review
+ROLES = {"direct": ("evaluation",), "reflect": ("evaluation", "review", "second_attempt")}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the answers of a mode took: tokens sampled, of them reviews, and seconds in batches."""
+
+    mode: Mode
+    num_answers: int
+    num_sampled_tokens: int
+    num_review_tokens: int
+    seconds: float
+
+
+def evaluated(session: Session, version: int, name: str, mode: Mode) -> list[Row]:
+    """Sample, judge and append what the stream lacks; return its `evaluations` rows."""
+    direct = evaluation_phase(session, version)
+    generate_phase(session, direct)
+    tasks.score(session.run_id, version, "evaluation")
+    if mode == "reflect":
+        _review_and_try_again(session, direct)
+        tasks.score(session.run_id, version, "reflection")
+    read = partial(session.store.read, run_id=session.run_id, iteration=version)
+    rollouts = [row for row in read("rollouts") if row["status"] == "ok"]
+    scores = read("scores")
+    rows = [row | {"name": name} for row in evaluation_rows(_of(rollouts, "evaluation"), scores)]
+    if mode == "reflect":
+        cost = mode_cost(session.store, session.run_id, version, mode)
+        tokens = cost.num_sampled_tokens / max(1, cost.num_answers)
+        rows += [
+            row | {"name": name + SUFFIX, "mean_completion_tokens": tokens}
+            for row in evaluation_rows(_of(rollouts, "second_attempt"), scores)
+        ]
+    key = f"i{version:06d}-evaluation"
+    return session.writer.append({"evaluations": rows}, batch_key=key).rows["evaluations"]
+
+
+def _review_and_try_again(session: Session, direct: Phase) -> None:
+    texts = load_format(session.config.review.format)
+    prompts = {prompt.prompt_id: prompt for prompt in session.prompts("eval")}
+    review_params = replace(direct.params, max_tokens=session.config.review.max_tokens)
+    reviews = [
+        Group(
+            "review",
+            prompts[answer["prompt_id"]],
+            1,
+            answer["event_id"],
+            messages=reflect_messages(texts, prompts[answer["prompt_id"]], answer["completion"]),
+        )
+        for answer in _rollouts(session, direct.iteration, "evaluation")
+    ]
+    generate_phase(session, Phase(direct.iteration, "evaluation_review", reviews, review_params))
+    answers = {r["event_id"]: r for r in _rollouts(session, direct.iteration, "evaluation")}
+    again = []
+    for review in _rollouts(session, direct.iteration, "review"):
+        prompt, answer = prompts[review["prompt_id"]], answers[review["parent_id"]]
+        parsed = parse_review(
+            texts, review["completion"], review["finish_reason"], answer["completion"]
+        )
+        messages = second_messages(texts, prompt, parsed.text)
+        again.append(Group("second_attempt", prompt, 1, review["event_id"], messages=messages))
+    generate_phase(session, Phase(direct.iteration, "reflection", again, direct.params))
+
+
+def mode_cost(store: Store, stream: str, version: int, mode: Mode) -> Cost:
+    """Return what the answers of a mode took in an evaluation of a policy version."""
+    rollouts = store.read("rollouts", run_id=stream, iteration=version)
+    used = [row for row in rollouts if row["role"] in ROLES[mode] and row["status"] == "ok"]
+    batches = {row["batch_key"]: row["generate_s"] for row in used}
+    return Cost(
+        mode,
+        len(_of(used, ROLES[mode][-1])),
+        sum(row["num_completion_tokens"] for row in used),
+        sum(row["num_completion_tokens"] for row in _of(used, "review")),
+        sum(batches.values()),
+    )
+
+
+def _rollouts(session: Session, iteration: int, role: str) -> list[Row]:
+    rows = session.store.read("rollouts", run_id=session.run_id, iteration=iteration)
+    return [row for row in _of(rows, role) if row["status"] == "ok"]
+
+
+def _of(rollouts: Sequence[Row], role: str) -> list[Row]:
+    return [row for row in rollouts if row["role"] == role]

@@ -1,0 +1,144 @@
+"""Reviews and second attempts as an iteration learns from them, read back from the log.
+
+The reviews of one attempt and the second attempts they led to are one group (SRRL, arXiv
+2607.05541): a review is worth what its second attempt earned, compared with the others'. A
+successful second attempt is distilled: it becomes a target for the prompt alone.
+
+Our choice: whether a prompt is solved already, so that nothing is distilled for it, is told by the
+iteration's own attempts at it, the newest there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import storage
+from flows.config import RunConfig
+from flows.translate import Row
+from rrl_core.replay.outcomes import is_success
+from rrl_core.review.credit import is_distilled, review_advantages
+from rrl_core.value.counts import success_rate
+from storage import Store
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A review, the second attempt it led to, and the score of that."""
+
+    review: Row
+    second: Row
+    score: Row
+    advantage: float
+
+
+@dataclass(frozen=True)
+class ReviewedGroup:
+    """A failed attempt, how often its prompt succeeds, and what its reviews led to."""
+
+    attempt: Row
+    p_hat: float
+    tried: list[Tried]
+
+
+def reviewed_groups(
+    store: Store, run_id: str, iteration: int, scorer: tuple[str, str]
+) -> list[ReviewedGroup]:
+    """Return what an iteration reviewed, in the order sampled; what was not scored is left out."""
+    read = partial(store.read, run_id=run_id, iteration=iteration)
+    rollouts = {r["event_id"]: r for r in read("rollouts") if r["status"] == "ok"}
+    seconds = {r["parent_id"]: r for r in rollouts.values() if r["role"] == "second_attempt"}
+    if not seconds:
+        return []
+    scores = {
+        row["target_id"]: row
+        for row in read("scores")
+        if (row["scorer"], row["scorer_version"]) == scorer and row["value"] is not None
+    }
+    of_attempt: dict[str, list[tuple[Row, Row]]] = {}
+    for rollout in rollouts.values():
+        second = seconds.get(rollout["event_id"])
+        if rollout["role"] == "review" and second is not None and second["event_id"] in scores:
+            of_attempt.setdefault(rollout["parent_id"], []).append((rollout, second))
+    rates = _success_rates(list(rollouts.values()), scores)
+    groups = []
+    for attempt_id, pairs in of_attempt.items():
+        found = [scores[second["event_id"]] for _, second in pairs]
+        advantages = review_advantages([score["value"] for score in found])
+        tried = [
+            Tried(review, second, score, advantage)
+            for (review, second), score, advantage in zip(pairs, found, advantages, strict=True)
+            if advantage is not None
+        ]
+        attempt = rollouts[attempt_id]
+        groups.append(ReviewedGroup(attempt, rates[attempt["prompt_id"]], tried))
+    return groups
+
+
+def _success_rates(rollouts: Sequence[Row], scores: dict[str, Row]) -> dict[str, float]:
+    """Return the success rate of each prompt attempted, with two more tries."""
+    outcomes: dict[str, list[bool]] = {}
+    for rollout in rollouts:
+        score = scores.get(rollout["event_id"])
+        if rollout["role"] == "attempt" and score is not None:
+            outcomes.setdefault(rollout["prompt_id"], []).append(is_success(score["value"]))
+    return {prompt: float(success_rate(sum(ok), len(ok))) for prompt, ok in outcomes.items()}
+
+
+def distillation_rows(config: RunConfig, groups: Sequence[ReviewedGroup]) -> list[Row]:
+    """Return the `distillations` rows: the successful second attempts at prompts not yet solved."""
+    if config.review.distill_coef == 0:
+        return []
+    return [
+        {
+            "iteration": tried.second["iteration"],
+            "rollout_id": tried.second["event_id"],
+            "attempt_id": group.attempt["event_id"],
+            "review_id": tried.review["event_id"],
+            "prompt_id": group.attempt["prompt_id"],
+        }
+        for group in groups
+        for tried in group.tried
+        if is_distilled(tried.score["value"], config.review.threshold, group.p_hat)
+    ]
+
+
+def review_samples(
+    config: RunConfig, iteration: int, groups: Sequence[ReviewedGroup]
+) -> list[tuple[str, Row]]:
+    """Return what is learned from reviews: (what decides which step it is in, `replays` facts)."""
+    targets = {row["rollout_id"]: row for row in distillation_rows(config, groups)}
+    samples = []
+    for group in groups:
+        key = f"review {group.attempt['prompt_id']}"
+        for tried in group.tried:
+            second_id = tried.second["event_id"]
+            facts = _facts(iteration, tried)
+            given = facts | {"rollout_id": tried.review["event_id"], "unit": "review"}
+            samples.append((key, given | {"weight": config.review.review_coef}))
+            given = facts | {"rollout_id": second_id, "unit": "second_attempt"}
+            samples.append((key, given | {"weight": config.review.second_coef}))
+            if second_id in targets:
+                place = targets[second_id] | {"run_id": tried.second["run_id"]}
+                target_id = storage.event_id("distillations", place)
+                given = facts | {"rollout_id": target_id, "unit": "distill", "advantage": 1.0}
+                samples.append((key, given | {"weight": config.review.distill_coef}))
+    return samples
+
+
+def _facts(iteration: int, tried: Tried) -> Row:
+    """Return what a review, its second attempt and its target share."""
+    return {
+        "iteration": iteration,
+        "group_id": tried.review["group_id"],
+        "source_run_id": tried.review["run_id"],
+        "score_id": tried.score["event_id"],
+        "reward": tried.score["value"],
+        "advantage": tried.advantage,
+        "priority": None,
+        "probability": None,
+        "pick_kind": "fresh",
+        "age": iteration - 1 - tried.review["policy_version"],
+        "pick_id": None,
+        "prefix_tokens": None,
+        "prefix_advantage": None,
+    }

@@ -1,0 +1,321 @@
+"""Self-review: which failed attempts are reviewed, with what memory, and what is tried again.
+
+SRRL (arXiv 2607.05541). One failed attempt of a gated prompt is reviewed several times, and each
+review leads to a second attempt that sees the review and no longer the attempt. For some of the
+gated prompts an answer of a control arm is sampled too; it is compared with, never learned from.
+
+Everything here is a function of committed events, of the memory at the pin and of the seed, so a
+resumed run asks for the same rollouts.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from flows.config import ReviewSection
+from flows.generation import Group
+from flows.lineage import Lineage
+from flows.translate import Row, stored_messages
+from flows.wiring import Session
+from rrl_core.review.arms import choose_arm
+from rrl_core.review.formats import ReviewFormat, load_format, parse_review
+from rrl_core.review.gate import gated_attempts
+from rrl_core.review.leak import leak_stratum
+from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, Retrieved, retrieve
+from rrl_core.review.messages import (
+    blank_messages,
+    feedback_messages,
+    retry_messages,
+    review_messages,
+    second_messages,
+)
+from rrl_core.review.similarity import EMBEDDING_MODEL, embed
+from rrl_core.seeds import derive_seed
+from rrl_core.tasks.protocol import Messages, Prompt
+from storage import Store
+
+VIEW = "memory"
+REVIEW_PHASE, SECOND_PHASE = "review", "second_attempt"
+UNREVIEWED_ARM = "no_memory_review"  # the review of a no_memory control: no answer
+ANSWER_ROLES = ("second_attempt", "control")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Verified reviews that may be shown, oldest first."""
+
+    entries: list[MemoryEntry]
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A prompt whose attempt failed: that attempt, its feedback, what memory is shown, its arm."""
+
+    prompt: Prompt
+    attempt: Row
+    feedback: str
+    shown: list[Retrieved]
+    texts: list[str]
+    arm: str | None
+
+
+def gated_of(session: Session, iteration: int) -> list[Gated]:
+    """Return the prompts of an iteration whose failed attempt is reviewed, in the order sampled."""
+    if iteration not in session.gated:
+        session.gated = {iteration: _gated(session, iteration)}
+    return session.gated[iteration]
+
+
+def _gated(session: Session, iteration: int) -> list[Gated]:
+    config = session.config.review
+    assert config.gate is not None
+    read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
+    attempts = [r for r in read("rollouts") if r["role"] == "attempt" and r["status"] == "ok"]
+    judge = (session.reward_scorer.name, session.reward_scorer.version)
+    scores = {
+        row["target_id"]: row
+        for row in read("scores")
+        if (row["scorer"], row["scorer_version"]) == judge
+    }
+    values = [scores[a["event_id"]]["value"] if a["event_id"] in scores else None for a in attempts]
+    chosen = gated_attempts(
+        values,
+        [a["group_id"] for a in attempts],
+        [a["sample_index"] for a in attempts],
+        config.gate,
+        config.threshold,
+    )
+    prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
+    failed = [attempts[i] for i in chosen]
+    asked = [prompts[a["prompt_id"]] for a in failed]
+    [pin] = read("views_pinned")
+    memory = read_memory(session.store, session.lineage, config, pin["as_of"])
+    shown = _retrieved(config, memory, asked)
+    text_of = {entry.review_id: entry.text for entry in memory}
+    arms = _arms(session, iteration, pin["as_of"], asked, shown)
+    return [
+        Gated(
+            prompt,
+            attempt,
+            scores[attempt["event_id"]]["feedback"],
+            found,
+            [text_of[entry.review_id] for entry in found],
+            arm,
+        )
+        for prompt, attempt, found, arm in zip(asked, failed, shown, arms, strict=True)
+    ]
+
+
+def read_memory(
+    store: Store, lineage: Lineage, config: ReviewSection, as_of: int
+) -> list[MemoryEntry]:
+    """Return the verified reviews at a pin, oldest first: of the run, or of the whole store."""
+    if config.memory is None:
+        return []
+    if config.memory_runs == "store":
+        rows = store.view(VIEW, as_of=as_of)
+    else:
+        rows = _rows_of_lineage(store, lineage, as_of)
+    vectors = _vectors(store, as_of) if config.memory == "embedding" else {}
+    return [
+        MemoryEntry(
+            row["review_id"],
+            row["prompt_id"],
+            problem_of(stored_messages(row["messages_json"])),
+            row["review"],
+            row["num_tokens"],
+            row["num_helpful"],
+            row["num_harmful"],
+            vectors.get(row["prompt_id"]),
+        )
+        for row in rows
+    ]
+
+
+def _rows_of_lineage(store: Store, lineage: Lineage, as_of: int) -> list[Row]:
+    rows: list[Row] = []
+    for stretch in reversed(lineage.stretches):
+        last, until = stretch.last_iteration, stretch.until(as_of)
+        found = store.view(VIEW, arguments={"run": stretch.run_id}, as_of=until)
+        rows += [row for row in found if last is None or row["iteration"] <= last]
+    return rows
+
+
+def _vectors(store: Store, as_of: int) -> dict[str, Any]:
+    return {
+        row["target_id"]: np.asarray(row["vector"], dtype=np.float32)
+        for row in store.read("embeddings", as_of=as_of)
+        if row["model"] == EMBEDDING_MODEL
+    }
+
+
+def problem_of(messages: Messages) -> str:
+    """Return what a prompt asks: the text of its last message."""
+    return str(messages[-1]["content"])
+
+
+def _retrieved(
+    config: ReviewSection, memory: Sequence[MemoryEntry], asked: Sequence[Prompt]
+) -> list[list[Retrieved]]:
+    if config.memory is None:
+        return [[] for _ in asked]
+    rule = MemoryRule(
+        config.memory, config.memory_entries, config.memory_tokens, config.memory_floor
+    )
+    queries = [Query(p.prompt_id, problem_of(p.messages), p.answer) for p in asked]
+    return retrieve(memory, queries, rule)
+
+
+def _arms(
+    session: Session,
+    iteration: int,
+    as_of: int,
+    asked: Sequence[Prompt],
+    shown: Sequence[Sequence[Retrieved]],
+) -> list[str | None]:
+    """Return the control arm of each gated prompt: None for most."""
+    if not session.config.review.controls:
+        return [None] * len(asked)
+    budget = session.store.view("sampled_budget", run_id=session.run_id, as_of=as_of)
+    counts = {row["arm"]: row["num_rollouts"] for row in budget if row["role"] == "control"}
+    arms = []
+    for prompt, found in zip(asked, shown, strict=True):
+        seed = derive_seed(session.config.run.seed, "arm", iteration, prompt.prompt_id)
+        arm = choose_arm(counts, seed, bool(found))
+        if arm == "random_review" and len(asked) < 2:
+            arm = None  # there is no review of another prompt to give
+        if arm is not None:
+            counts[arm] = counts.get(arm, 0) + 1
+        arms.append(arm)
+    return arms
+
+
+def review_groups(session: Session, chosen: Sequence[Gated]) -> list[Group]:
+    """Return the reviews to sample: several of each failed attempt, one more without memory."""
+    config = session.config.review
+    texts = load_format(config.format)
+    groups = []
+    for one in chosen:
+        request = partial(
+            review_messages, texts, one.prompt, one.attempt["completion"], one.feedback
+        )
+        parent = one.attempt["event_id"]
+        groups.append(
+            Group("review", one.prompt, config.reviews, parent, messages=request(one.texts))
+        )
+        if one.arm == "no_memory":
+            groups.append(
+                Group("control", one.prompt, 1, parent, messages=request([]), arm=UNREVIEWED_ARM)
+            )
+    return groups
+
+
+def review_rows(session: Session, iteration: int, chosen: Sequence[Gated]) -> dict[str, list[Row]]:
+    """Return the `reviews` rows of an iteration's reviews as they are read, and the vectors."""
+    texts = load_format(session.config.review.format)
+    of_attempt = {one.attempt["event_id"]: one for one in chosen}
+    rollouts = session.store.read("rollouts", run_id=session.run_id, iteration=iteration)
+    rows = [
+        _review_row(session, texts, of_attempt[rollout["parent_id"]], rollout)
+        for rollout in rollouts
+        if rollout["status"] == "ok" and _is_review(rollout)
+    ]
+    embedded = {}
+    if session.config.review.memory == "embedding":
+        asked = {one.prompt.prompt_id: problem_of(one.prompt.messages) for one in chosen}
+        vectors = embed(list(asked.values())).tolist() if asked else []
+        embedded = dict(zip(asked, vectors, strict=True))
+    return {
+        "reviews": rows,
+        "embeddings": [
+            {"target_id": prompt_id, "model": EMBEDDING_MODEL, "vector": vector}
+            for prompt_id, vector in embedded.items()
+        ],
+    }
+
+
+def _is_review(rollout: Row) -> bool:
+    return rollout["role"] == "review" or rollout["arm"] == UNREVIEWED_ARM
+
+
+def _review_row(session: Session, texts: ReviewFormat, one: Gated, rollout: Row) -> Row:
+    parsed = parse_review(
+        texts, rollout["completion"], rollout["finish_reason"], one.attempt["completion"]
+    )
+    shown = one.shown if rollout["role"] == "review" else []
+    return {
+        "iteration": rollout["iteration"],
+        "rollout_id": rollout["event_id"],
+        "attempt_id": one.attempt["event_id"],
+        "prompt_id": one.prompt.prompt_id,
+        "format_sha256": texts.sha256,
+        "status": parsed.status,
+        "what_went_wrong": parsed.what_went_wrong,
+        "what_to_do": parsed.what_to_do,
+        "review": parsed.text,
+        "leak": leak_stratum(parsed.text, one.prompt.answer, problem_of(one.prompt.messages)),
+        "feedback": one.feedback,
+        "memory_json": json.dumps(
+            [{"review_id": f.review_id, "similarity": round(f.similarity, 6)} for f in shown]
+        ),
+        "memory_tokens": sum(
+            len(session.policy.encode_text(text)) for text in (one.texts if shown else [])
+        ),
+    }
+
+
+def second_groups(session: Session, iteration: int) -> list[Group]:
+    """Return what is tried again: one answer after every review, and those of the control arms."""
+    chosen = gated_of(session, iteration)
+    read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
+    texts = load_format(session.config.review.format)
+    reviews = {row["rollout_id"]: row for row in read("reviews")}
+    rollouts = [r for r in read("rollouts") if r["event_id"] in reviews]
+    prompts = {one.prompt.prompt_id: one.prompt for one in chosen}
+    groups = [
+        Group(
+            "second_attempt" if is_treated else "control",
+            prompts[rollout["prompt_id"]],
+            1,
+            rollout["event_id"],
+            messages=second_messages(
+                texts, prompts[rollout["prompt_id"]], reviews[rollout["event_id"]]["review"]
+            ),
+            first_index=rollout["sample_index"] if is_treated else 1,
+            arm=None if is_treated else "no_memory",
+        )
+        for rollout in rollouts
+        for is_treated in [rollout["role"] == "review"]
+    ]
+    given = [reviews[r["event_id"]] for r in rollouts if r["role"] == "review"]
+    return groups + [
+        group
+        for one in chosen
+        if (group := _control_group(session, texts, iteration, one, given)) is not None
+    ]
+
+
+def _control_group(
+    session: Session, texts: ReviewFormat, iteration: int, one: Gated, reviews: Sequence[Row]
+) -> Group | None:
+    """Return the control answer of a gated prompt that follows no review of its own attempt."""
+    messages: Messages
+    if one.arm == "retry":
+        messages = retry_messages(one.prompt)
+    elif one.arm == "blank":
+        messages = blank_messages(texts, one.prompt)
+    elif one.arm == "raw_feedback":
+        messages = feedback_messages(texts, one.prompt, one.feedback)
+    elif one.arm == "random_review":
+        others = [row["review"] for row in reviews if row["prompt_id"] != one.prompt.prompt_id]
+        if not others:
+            return None
+        seed = derive_seed(session.config.run.seed, "random", iteration, one.prompt.prompt_id)
+        messages = second_messages(texts, one.prompt, others[seed % len(others)])
+    else:
+        return None
+    return Group("control", one.prompt, 1, one.attempt["event_id"], messages=messages, arm=one.arm)
