@@ -30,8 +30,13 @@ VIEWS = (  # in the order of definition: each may use those before it
     "forgetting",
     "judged_rollouts",
     "replay_buffer",
+    "memory",
     "replay_audit",
     "value_drift",
+    "review_outcomes",
+    "review_lifts",
+    "review_history",
+    "sampled_budget",
     "run_overview",
 )
 ORDERS = {  # of views whose text has none
