@@ -19,6 +19,7 @@ from flows.offline import Selection, select
 from flows.offline import decide as decide_offline
 from flows.planned import scored_samples
 from flows.replaying import Pin, decide, value_version
+from flows.reviewed import distillation_rows, read_again, reviewed_groups
 from flows.translate import Row
 from storage import Store
 
@@ -88,6 +89,7 @@ def _audit_iteration(
         planned = chain(
             _pick_differences(store, run_id, config, pin, read),
             _batch_differences(store, run_id, config, pin, replays),
+            _review_differences(store, run_id, config, iteration),
         )
     found = [
         *_pin_differences(store, pin),
@@ -155,8 +157,25 @@ def _batch_differences(
     iteration = pin["iteration"]
     scored: list[Scored] = scored_samples(store, run_id, iteration, _judge(pin))
     is_old = pin["views_json"] is None
-    derived = replay_rows(config, iteration, scored, is_old) if replays else []
+    reviewed = reviewed_groups(store, run_id, iteration, _judge(pin))
+    derived = replay_rows(config, iteration, scored, is_old, reviewed) if replays else []
     yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
+    stored = store.read("distillations", run_id=run_id, iteration=iteration)
+    targets = distillation_rows(config, reviewed) if replays else []
+    yield from _row_differences(iteration, "distillation", stored, targets, ("rollout_id",))
+
+
+def _review_differences(
+    store: Store, run_id: str, config: RunConfig, iteration: int
+) -> Iterator[Difference]:
+    """Read the reviews again."""
+    if config.review.gate is None:
+        return
+    derived = read_again(store, run_id, iteration, config.review.format)
+    known = {row["rollout_id"] for row in derived}
+    stored = store.read("reviews", run_id=run_id, iteration=iteration)
+    stored = [row for row in stored if row["rollout_id"] in known]
+    yield from _row_differences(iteration, "review", stored, derived, ("rollout_id",))
 
 
 def _learned_differences(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from rrl_core.review.formats import format_names
+
 if TYPE_CHECKING:
     from flows.config import RunConfig
 
@@ -100,6 +102,9 @@ def _review(config: "RunConfig") -> Iterator[str]:
             f"`learner.algorithm` = {algorithm!r} has no advantage within a group: choose grpo, "
             "dr_grpo, dapo or gspo"
         )
+    if review.format not in format_names():
+        names = format_names()
+        yield f"`review.format`: expected a review format of {names}; came {review.format!r}"
     if review.reviews < 2:
         yield (
             f"`review.reviews` = {review.reviews}: a review is judged by what the others led to; "

@@ -155,7 +155,7 @@ def _review(store: Store, run_id: str, iteration: int) -> Metrics:
         for name, column in _REVIEW.items():
             yield name, row[column]
         for lift in store.view("review_lifts", run_id=run_id):
-            if lift["arm"] in _LIFT:
+            if lift["leak"] == "all" and lift["arm"] in _LIFT:
                 yield _LIFT[lift["arm"]], lift["lift"]
 
 

@@ -14,9 +14,12 @@ from functools import partial
 
 import storage
 from flows.config import RunConfig
-from flows.translate import Row
+from flows.translate import Row, stored_prompt
 from rrl_core.replay.outcomes import is_success
 from rrl_core.review.credit import is_distilled, review_advantages
+from rrl_core.review.formats import ReviewFormat, load_format, parse_review
+from rrl_core.review.leak import leak_stratum
+from rrl_core.tasks.protocol import Messages, Prompt
 from rrl_core.value.counts import success_rate
 from storage import Store
 
@@ -72,6 +75,48 @@ def reviewed_groups(
         attempt = rollouts[attempt_id]
         groups.append(ReviewedGroup(attempt, rates[attempt["prompt_id"]], tried))
     return groups
+
+
+def problem_of(messages: Messages) -> str:
+    """Return what a prompt asks: the text of its last message."""
+    return str(messages[-1]["content"])
+
+
+def review_facts(texts: ReviewFormat, prompt: Prompt, attempt: Row, review: Row) -> Row:
+    """Return how a review is read: columns of `reviews` that follow from texts alone."""
+    parsed = parse_review(
+        texts, review["completion"], review["finish_reason"], attempt["completion"]
+    )
+    return {
+        "format_sha256": texts.sha256,
+        "status": parsed.status,
+        "what_went_wrong": parsed.what_went_wrong,
+        "what_to_do": parsed.what_to_do,
+        "review": parsed.text,
+        "leak": leak_stratum(parsed.text, prompt.answer, problem_of(prompt.messages)),
+    }
+
+
+def read_again(store: Store, run_id: str, iteration: int, format_name: str) -> list[Row]:
+    """Return the iteration's reviews as they are read today: place and facts, from the log alone.
+
+    Those asked for with other texts than today's format has are left out.
+    """
+    read = partial(store.read, run_id=run_id, iteration=iteration)
+    texts = load_format(format_name)
+    rollouts = {row["event_id"]: row for row in read("rollouts")}
+    prompts = {row["prompt_id"]: stored_prompt(row) for row in store.read("prompts", run_id=run_id)}
+    return [
+        {"rollout_id": row["rollout_id"]}
+        | review_facts(
+            texts,
+            prompts[row["prompt_id"]],
+            rollouts[row["attempt_id"]],
+            rollouts[row["rollout_id"]],
+        )
+        for row in read("reviews")
+        if row["format_sha256"] == texts.sha256
+    ]
 
 
 def _success_rates(rollouts: Sequence[Row], scores: dict[str, Row]) -> dict[str, float]:

@@ -18,13 +18,12 @@ import numpy as np
 
 from flows.config import ReviewSection
 from flows.generation import Group
-from flows.lineage import Lineage
+from flows.reviewed import problem_of, review_facts
 from flows.translate import Row, stored_messages
 from flows.wiring import Session
 from rrl_core.review.arms import choose_arm
-from rrl_core.review.formats import ReviewFormat, load_format, parse_review
+from rrl_core.review.formats import ReviewFormat, load_format
 from rrl_core.review.gate import gated_attempts
-from rrl_core.review.leak import leak_stratum
 from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, Retrieved, retrieve
 from rrl_core.review.messages import (
     blank_messages,
@@ -45,22 +44,22 @@ ANSWER_ROLES = ("second_attempt", "control")
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Verified reviews that may be shown, oldest first."""
-
-    entries: list[MemoryEntry]
-
-
-@dataclass(frozen=True)
 class Gated:
-    """A prompt whose attempt failed: that attempt, its feedback, what memory is shown, its arm."""
+    """A prompt whose attempt failed: that attempt, its feedback, its control arm.
+
+    `shown` are the earlier reviews that its own are shown, each with the similarity of its problem.
+    """
 
     prompt: Prompt
     attempt: Row
     feedback: str
-    shown: list[Retrieved]
-    texts: list[str]
+    shown: list[tuple[MemoryEntry, float]]
     arm: str | None
+
+    @property
+    def lessons(self) -> list[str]:
+        """Return the texts of what memory is shown."""
+        return [entry.text for entry, _ in self.shown]
 
 
 def gated_of(session: Session, iteration: int) -> list[Gated]:
@@ -93,33 +92,27 @@ def _gated(session: Session, iteration: int) -> list[Gated]:
     failed = [attempts[i] for i in chosen]
     asked = [prompts[a["prompt_id"]] for a in failed]
     [pin] = read("views_pinned")
-    memory = read_memory(session.store, session.lineage, config, pin["as_of"])
+    memory = read_memory(session.store, session.run_id, config, pin["as_of"])
     shown = _retrieved(config, memory, asked)
-    text_of = {entry.review_id: entry.text for entry in memory}
     arms = _arms(session, iteration, pin["as_of"], asked, shown)
     return [
         Gated(
             prompt,
             attempt,
             scores[attempt["event_id"]]["feedback"],
-            found,
-            [text_of[entry.review_id] for entry in found],
+            [(memory[f.entry], f.similarity) for f in found],
             arm,
         )
         for prompt, attempt, found, arm in zip(asked, failed, shown, arms, strict=True)
     ]
 
 
-def read_memory(
-    store: Store, lineage: Lineage, config: ReviewSection, as_of: int
-) -> list[MemoryEntry]:
+def read_memory(store: Store, run_id: str, config: ReviewSection, as_of: int) -> list[MemoryEntry]:
     """Return the verified reviews at a pin, oldest first: of the run, or of the whole store."""
     if config.memory is None:
         return []
-    if config.memory_runs == "store":
-        rows = store.view(VIEW, as_of=as_of)
-    else:
-        rows = _rows_of_lineage(store, lineage, as_of)
+    run = run_id if config.memory_runs == "run" else None
+    rows = store.view(VIEW, arguments={"run": run}, as_of=as_of)
     vectors = _vectors(store, as_of) if config.memory == "embedding" else {}
     return [
         MemoryEntry(
@@ -136,26 +129,12 @@ def read_memory(
     ]
 
 
-def _rows_of_lineage(store: Store, lineage: Lineage, as_of: int) -> list[Row]:
-    rows: list[Row] = []
-    for stretch in reversed(lineage.stretches):
-        last, until = stretch.last_iteration, stretch.until(as_of)
-        found = store.view(VIEW, arguments={"run": stretch.run_id}, as_of=until)
-        rows += [row for row in found if last is None or row["iteration"] <= last]
-    return rows
-
-
 def _vectors(store: Store, as_of: int) -> dict[str, Any]:
     return {
         row["target_id"]: np.asarray(row["vector"], dtype=np.float32)
         for row in store.read("embeddings", as_of=as_of)
         if row["model"] == EMBEDDING_MODEL
     }
-
-
-def problem_of(messages: Messages) -> str:
-    """Return what a prompt asks: the text of its last message."""
-    return str(messages[-1]["content"])
 
 
 def _retrieved(
@@ -205,7 +184,7 @@ def review_groups(session: Session, chosen: Sequence[Gated]) -> list[Group]:
         )
         parent = one.attempt["event_id"]
         groups.append(
-            Group("review", one.prompt, config.reviews, parent, messages=request(one.texts))
+            Group("review", one.prompt, config.reviews, parent, messages=request(one.lessons))
         )
         if one.arm == "no_memory":
             groups.append(
@@ -243,29 +222,18 @@ def _is_review(rollout: Row) -> bool:
 
 
 def _review_row(session: Session, texts: ReviewFormat, one: Gated, rollout: Row) -> Row:
-    parsed = parse_review(
-        texts, rollout["completion"], rollout["finish_reason"], one.attempt["completion"]
-    )
     shown = one.shown if rollout["role"] == "review" else []
     return {
         "iteration": rollout["iteration"],
         "rollout_id": rollout["event_id"],
         "attempt_id": one.attempt["event_id"],
         "prompt_id": one.prompt.prompt_id,
-        "format_sha256": texts.sha256,
-        "status": parsed.status,
-        "what_went_wrong": parsed.what_went_wrong,
-        "what_to_do": parsed.what_to_do,
-        "review": parsed.text,
-        "leak": leak_stratum(parsed.text, one.prompt.answer, problem_of(one.prompt.messages)),
         "feedback": one.feedback,
         "memory_json": json.dumps(
-            [{"review_id": f.review_id, "similarity": round(f.similarity, 6)} for f in shown]
+            [{"review_id": e.review_id, "similarity": round(s, 6)} for e, s in shown]
         ),
-        "memory_tokens": sum(
-            len(session.policy.encode_text(text)) for text in (one.texts if shown else [])
-        ),
-    }
+        "memory_tokens": sum(entry.num_tokens for entry, _ in shown),
+    } | review_facts(texts, one.prompt, one.attempt, rollout)
 
 
 def second_groups(session: Session, iteration: int) -> list[Group]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import storage
+from flows import tasks
 from flows.auditing import audit
 from flows.config import ConfigError, RunConfig, load_config
 from flows.metrics import iteration_metrics
@@ -15,7 +16,10 @@ from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.stepping import retake
 from flows.summary import run_summary
+from flows.train import train
+from flows.wiring import session_of
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
+from tests.flows.scripted import scripted_run
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
@@ -135,7 +139,7 @@ def test_a_step_with_distilled_answers_is_taken_again_to_the_same_adapter(review
 
 def test_what_was_sampled_is_counted_by_role(reviewed: storage.Store):
     sampled = run_summary(reviewed, RUN_ID)["sampled"]
-    rollouts = [r for r in read(reviewed, "rollouts")]
+    rollouts = read(reviewed, "rollouts")
     num = {(row["role"], row["arm"]): row["num_rollouts"] for row in sampled}
     assert num == Counter((r["role"], r["arm"]) for r in rollouts)
     assert num["attempt", None] == 5 * 6 * 4
@@ -154,7 +158,7 @@ def test_reviews_are_measured(reviewed: storage.Store):
 
 
 def test_without_a_gate_nothing_is_reviewed(tmp_path: Path):
-    config = review_config('review.gate=off', "run.iterations=1", "evaluation.every=off")
+    config = review_config("review.gate=off", "run.iterations=1", "evaluation.every=off")
     store = run_here(tmp_path / "store", config)
     assert {r["role"] for r in read(store, "rollouts")} == {"attempt"}
     assert all(r["weight"] is None for r in read(store, "replays"))
@@ -176,8 +180,6 @@ def test_settings_that_contradict_reviews_are_refused(overrides: list[str], mess
 
 
 def test_memory_is_shown_from_earlier_iterations_and_never_of_the_same_problem(tmp_path: Path):
-    from tests.flows.scripted import scripted_run
-
     store = scripted_run(tmp_path / "store", "review.memory=recency")
     reviews = {row["rollout_id"]: row for row in read(store, "reviews")}
     shown = [(row, m) for row in reviews.values() for m in json.loads(row["memory_json"])]
@@ -190,10 +192,6 @@ def test_memory_is_shown_from_earlier_iterations_and_never_of_the_same_problem(t
 
 
 def test_a_resumed_run_reviews_the_same(tmp_path: Path, reviewed: storage.Store):
-    from flows.wiring import session_of
-    from flows.train import train
-    from flows import tasks
-
     store = storage.open(tmp_path / "store", create=True)
     real, calls = tasks.try_again, []
 
@@ -228,6 +226,7 @@ def held_out(store: storage.Store) -> tuple[float, float]:
     return scores[0], scores[max(scores)]
 
 
+@pytest.mark.slow
 def test_memory_and_distillation_have_their_effects_and_lose_them_when_removed(tmp_path: Path):
     whole = scripted_run(tmp_path / "whole" / "store")
     forgetful = scripted_run(tmp_path / "forgetful" / "store", "review.memory=off")
@@ -236,6 +235,6 @@ def test_memory_and_distillation_have_their_effects_and_lose_them_when_removed(t
     assert second_success(whole, since=3) > 0.7
     assert second_success(forgetful, since=3) < 0.5
     (before, after), (_, after_without) = held_out(whole), held_out(undistilled)
-    assert before < 0.2
-    assert after > 0.6
-    assert after_without < 0.3
+    assert before < 0.25
+    assert after > 0.5
+    assert after_without < 0.25
