@@ -143,18 +143,14 @@ def _token_losses(
         dual_clip=config.dual_clip,
     )
     weight_B1 = old_BT.new_tensor([[s.weight] for s in rows])
-    kl_term_BT, kl_BT = torch.zeros_like(loss_BT), None
-    if fixed.reference_BT is not None:
-        estimate_BT = kl_estimate(policy_BT, fixed.reference_BT, mask_BT, config.kl_estimator)
-        kl_term_BT = config.kl_coef * weight_B1 * estimate_BT
-        kl_BT = kl_estimate(policy_BT.detach(), fixed.reference_BT, mask_BT, "k3")
+    kl_term_BT, kl_BT = _kl_terms(policy_BT, fixed.reference_BT, mask_BT, config)
     prefix_advantages_B = old_BT.new_tensor([s.prefix_advantage for s in rows])
     prefix_BT, prefix_weights_BT = prefix_credit(
         policy_BT, old_BT, sampler_BT, prefix_advantages_B, masks.prefix_BT, config.prefix_credit
     )
     losses = _Losses(
         policy_BT=weight_B1 * correction.weights_BT * loss_BT,
-        kl_BT=kl_term_BT,
+        kl_BT=weight_B1 * kl_term_BT,
         prefix_BT=weight_B1 * prefix_BT,
         distill_BT=weight_B1 * distill_loss(policy_BT, masks.distill_BT),
     )
@@ -177,6 +173,17 @@ def _token_losses(
         distill_mask_BT=masks.distill_BT,
     )
     return losses, stats
+
+
+def _kl_terms(
+    policy_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, config: LearnerConfig
+) -> tuple[Tensor, Tensor | None]:
+    """Return the KL loss of every token, and the k3 estimate that is recorded."""
+    if reference_BT is None:
+        return torch.zeros_like(policy_BT), None
+    estimate_BT = kl_estimate(policy_BT, reference_BT, mask_BT, config.kl_estimator)
+    recorded_BT = kl_estimate(policy_BT.detach(), reference_BT, mask_BT, "k3")
+    return config.kl_coef * estimate_BT, recorded_BT
 
 
 def check_loss(rows: Sequence[LearnSample], loss_BT: Tensor) -> None:
