@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 def check_across_sections(config: "RunConfig") -> None:
     """Raise ValueError with the first rule that does not hold."""
-    for problem in chain(_lengths(config), _correction(config), _steps(config), _mode(config)):
+    rules = (_lengths, _correction, _steps, _mode, _substitutes)
+    for problem in chain.from_iterable(rule(config) for rule in rules):
         raise ValueError(problem)
 
 
@@ -81,4 +82,20 @@ def _mode(config: "RunConfig") -> Iterator[str]:
         yield (
             "`run.mode` = 'offline' samples nothing that a value model could judge, but "
             f'`value.every` = {config.value.every}: set value.every = "off"'
+        )
+
+
+def _substitutes(config: "RunConfig") -> Iterator[str]:
+    units, algorithm = list(config.replay.units), config.learner.algorithm
+    if not config.replay.replace_zero_variance:
+        return
+    if "trajectory" not in units:
+        yield (
+            "`replay.replace_zero_variance` = true puts trajectories into fresh groups, but "
+            f'`replay.units` = {units}: add "trajectory", or leave the first out'
+        )
+    if algorithm in ("ppo", "sft"):
+        yield (
+            "`replay.replace_zero_variance` = true is for advantages within a group, but "
+            f"`learner.algorithm` = {algorithm!r} has none: leave the first out"
         )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import storage
-from flows import offline, refitting, replaying
+from flows import fetching, offline, refitting, replaying
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
 from flows.generation import (
@@ -20,8 +20,9 @@ from flows.generation import (
     record_failure,
     training_phase,
 )
-from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
+from flows.planned import TRAINED_ROLES, planned_steps
 from flows.retrying import compare_with_old
+from flows.substituting import samples_of
 from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
@@ -91,6 +92,7 @@ def pick(run_id: str, iteration: int) -> int:
 def generate(run_id: str, iteration: int) -> int:
     """Sample fresh groups, continuations and retries; return how many sequences were new."""
     session = session_of(run_id)
+    fetching.begin(session, iteration)
     phase = training_phase(session, iteration, replaying.groups(session, iteration))
     return _sampled(session, phase)
 
@@ -128,12 +130,19 @@ def plan_batch(run_id: str, iteration: int) -> int:
     if session.config.run.mode == "offline":
         return offline.plan_batch(session, iteration)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
-    scored = scored_samples(session.store, run_id, iteration, judge)
+    past = fetching.fetched(session, iteration)
+    samples = samples_of(session.store, session.config, (run_id, iteration), judge, past)
     [pinned] = session.store.read("views_pinned", run_id=run_id, iteration=iteration)
-    rows = replay_rows(session.config, iteration, scored, is_old=pinned["views_json"] is None)
-    compared = compare_with_old(session, iteration, scored)
+    is_old = pinned["views_json"] is None
+    rows = replay_rows(session.config, iteration, samples.scored, is_old=is_old)
+    compared = compare_with_old(session, iteration, samples)
     session.writer.append(
-        {"replays": rows, "retries": compared.retries, "scores": compared.scores},
+        {
+            "picks": samples.substitutes,
+            "replays": rows,
+            "retries": compared.retries,
+            "scores": compared.scores,
+        },
         batch_key=f"i{iteration:06d}-batch",
     )
     return len(rows)
@@ -144,7 +153,8 @@ def learn(run_id: str, iteration: int) -> int:
     session = session_of(run_id)
     if session.sampler.policy_version >= iteration:  # published before the run was resumed
         return iteration
-    steps = planned_steps(session.store, run_id, iteration)
+    old = fetching.taken(session, iteration)
+    steps = planned_steps(session.store, run_id, iteration, old)
     session.sampler.sleep()
     updates: list[Row] = []
     learned: list[Row] = []

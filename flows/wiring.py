@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
@@ -32,6 +32,9 @@ from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
 from rrl_core.tasks.registry import build_task
 from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
+
+if TYPE_CHECKING:
+    from flows.fetching import Fetch
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Session:
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
     selection: Selection | None = None  # what an offline run learns from, once it was asked for
+    fetch: "Fetch | None" = None  # what the iteration's batch needs of earlier ones
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of `split`, read once."""
