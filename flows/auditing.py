@@ -1,25 +1,26 @@
 """Audit: what each step learned from, derived again from the log and compared.
 
-An iteration's pin names a commit and the texts of the views; buffer, picks, advantages and batches
-are functions of the log up to there, of the configuration and of the seed. So they are derived once
-more and must be the same to the last bit; what is not is named.
+An iteration's pin names a commit and the texts of the views; buffer, picks, advantages, batches and
+what became of old answers are functions of the log up to there, of the configuration and of the
+seed. So they are derived once more and must be the same to the last bit; what is not is named.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
 from typing import Any
 
 import storage
-from flows.batching import Scored, replay_rows
+from flows.batching import replay_rows
 from flows.config import RunConfig
 from flows.offline import Selection, select
 from flows.offline import decide as decide_offline
-from flows.planned import scored_samples
+from flows.planned import old_rows, picks_before_sampling
 from flows.replaying import Pin, decide, value_version
-from flows.reviewed import distillation_rows, read_again, reviewed_groups
+from flows.retrying import old_rewards, retry_rows
+from flows.reviewed import ReviewedGroup, distillation_rows, read_again, reviewed_groups
+from flows.substituting import Past, samples_of
 from flows.translate import Row
 from storage import Store
 
@@ -85,12 +86,10 @@ def _audit_iteration(
     replays, learned = read("replays"), read("learned_samples")
     if selection is not None:
         planned = _offline_differences(config, iteration, selection, read)
+    elif replays or read("retries"):
+        planned = _replay_differences(store, run_id, config, pin, read)
     else:
-        planned = chain(
-            _pick_differences(store, run_id, config, pin, read),
-            _batch_differences(store, run_id, config, pin, replays),
-            _review_differences(store, run_id, config, iteration),
-        )
+        planned = iter(())
     found = [
         *_pin_differences(store, pin),
         *planned,
@@ -116,20 +115,36 @@ def _pin_differences(store: Store, pin: Row) -> Iterator[Difference]:
             yield Difference(iteration, "view", where, digest, installed.get(name, "none"))
 
 
-def _pick_differences(
+def _replay_differences(
     store: Store, run_id: str, config: RunConfig, pin: Row, read: Reader
 ) -> Iterator[Difference]:
-    plans, iteration = read("replay_plans"), pin["iteration"]
-    if not config.replay.units or not pin["views_json"] or not read("replays"):
+    """Derive picks, batch and comparisons of an iteration that planned its batch."""
+    iteration, pinned, judge = pin["iteration"], Pin.of_row(pin), _judge(pin)
+    decided = None
+    if config.replay.units and pin["views_json"]:
+        newest = value_version(store, run_id, pin["as_of"])
+        if pinned.value_version != newest:
+            yield Difference(iteration, "pin", "value model", pinned.value_version, newest)
+        decided = decide(store, run_id, config, iteration, pinned)
+        plans = read("replay_plans")
+        yield from _row_differences(iteration, "replay plan", plans, [decided.plan], ())
+    past = Past(old_rows(store, picks_before_sampling(store, run_id, iteration), judge), decided)
+    samples = samples_of(store, config, (run_id, iteration), judge, past)
+    if decided is not None:
+        picks = decided.picks + samples.substitutes
+        yield from _row_differences(iteration, "pick", read("picks"), picks, ("unit", "entry_id"))
+    replays = read("replays")
+    reviewed = reviewed_groups(store, run_id, iteration, judge)
+    derived = replay_rows(config, iteration, samples.scored, pin["views_json"] is None, reviewed)
+    yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
+    if config.review.gate is not None:
+        yield from _review_differences(store, run_id, config, iteration, reviewed)
+    if not pin["views_json"]:  # begun before old answers were compared
         return
-    pinned, newest = Pin.of_row(pin), value_version(store, run_id, pin["as_of"])
-    if pinned.value_version != newest:
-        yield Difference(iteration, "pin", "value model", pinned.value_version, newest)
-    derived = decide(store, run_id, config, iteration, pinned)
-    yield from _row_differences(iteration, "replay plan", plans, [derived.plan], ())
-    yield from _row_differences(
-        iteration, "pick", read("picks"), derived.picks, ("unit", "entry_id")
-    )
+    rewards = old_rewards(store, run_id, iteration, samples.old, judge)
+    retries = retry_rows(iteration, samples, rewards)
+    key = ("old_rollout_id", "new_rollout_id")
+    yield from _row_differences(iteration, "retry", read("retries"), retries, key)
 
 
 def _offline_differences(
@@ -151,26 +166,17 @@ def _judge(pin: Row) -> tuple[str, str]:
     return name, version
 
 
-def _batch_differences(
-    store: Store, run_id: str, config: RunConfig, pin: Row, replays: list[Row]
-) -> Iterator[Difference]:
-    iteration = pin["iteration"]
-    scored: list[Scored] = scored_samples(store, run_id, iteration, _judge(pin))
-    is_old = pin["views_json"] is None
-    reviewed = reviewed_groups(store, run_id, iteration, _judge(pin))
-    derived = replay_rows(config, iteration, scored, is_old, reviewed) if replays else []
-    yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
-    stored = store.read("distillations", run_id=run_id, iteration=iteration)
-    targets = distillation_rows(config, reviewed) if replays else []
-    yield from _row_differences(iteration, "distillation", stored, targets, ("rollout_id",))
-
-
 def _review_differences(
-    store: Store, run_id: str, config: RunConfig, iteration: int
+    store: Store,
+    run_id: str,
+    config: RunConfig,
+    iteration: int,
+    reviewed: Sequence[ReviewedGroup],
 ) -> Iterator[Difference]:
-    """Read the reviews again."""
-    if config.review.gate is None:
-        return
+    """Read the reviews again, and choose again what of their answers is distilled."""
+    targets = store.read("distillations", run_id=run_id, iteration=iteration)
+    chosen = distillation_rows(config, reviewed)
+    yield from _row_differences(iteration, "distillation", targets, chosen, ("rollout_id",))
     derived = read_again(store, run_id, iteration, config.review.format)
     known = {row["rollout_id"] for row in derived}
     stored = store.read("reviews", run_id=run_id, iteration=iteration)

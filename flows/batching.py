@@ -2,6 +2,11 @@
 
 A replayed trajectory joins the fresh group of its prompt, so it is compared with what the policy
 does today. Continuations of a state are a group, and so are the retries of a prompt.
+
+Our choices:
+1. A substitute takes the place of the last fresh rollout of its group (`substituting.py`).
+2. raft learns from what did better than its group. Where a state's continuations are all equal they
+   are compared with their prompt instead, as their prefix is: their advantage is its credit.
 """
 
 import hashlib
@@ -20,6 +25,7 @@ from rrl_core.replay.credit import prefix_advantage
 from rrl_core.seeds import derive_seed
 
 UNITS = {"attempt": "fresh", "continuation": "state", "retry": "prompt"}
+SUBSTITUTE = "substitute"  # kind of a pick that takes the place of a fresh rollout
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,11 @@ class Scored:
         is_old = self.pick is not None and self.pick["unit"] == "trajectory"
         return "trajectory" if is_old else UNITS[self.rollout["role"]]
 
+    @property
+    def is_substitute(self) -> bool:
+        """True for a trajectory that takes the place of a fresh rollout."""
+        return self.pick is not None and self.pick["pick_kind"] == SUBSTITUTE
+
 
 def replay_rows(
     config: RunConfig,
@@ -65,14 +76,18 @@ def replay_rows(
         is_old: the iteration was begun before pins named views: its groups met by their ids.
         reviewed: what it reviewed, and what that led to.
     """
-    algorithm = ALGORITHMS[config.learner.algorithm]
     groups = _group_ids(scored)
-    rewards = [s.reward for s in scored]
-    advantages = group_advantages(rewards, groups, config.learner.algorithm)
+    displaced = _displaced(scored, groups)
+    rewards = [None if i in displaced else s.reward for i, s in enumerate(scored)]
     credits = _prefix_advantages(config, scored, groups)
+    informative = informative_rows(rewards, groups)
+    advantages = group_advantages(rewards, groups, config.learner.algorithm)
+    algorithm = ALGORITHMS[config.learner.algorithm]
+    if algorithm.only_positive:
+        compared = zip(advantages, credits, informative, strict=True)
+        advantages = [c if c > 0 and not i else a for a, c, i in compared]
     is_used = [reward is not None for reward in rewards]
     if algorithm.dynamic_sampling:
-        informative = informative_rows(rewards, groups)
         is_used = [
             i or (u and c > 0) for i, u, c in zip(informative, is_used, credits, strict=True)
         ]
@@ -110,6 +125,16 @@ def _group_ids(scored: Sequence[Scored]) -> list[str]:
         own: str = s.rollout["group_id"]
         groups.append(fresh.get(s.rollout["prompt_id"], own) if s.unit == "trajectory" else own)
     return groups
+
+
+def _displaced(scored: Sequence[Scored], groups: Sequence[str]) -> set[int]:
+    """Return which rollouts give their places to substitutes: the last with a reward of a group."""
+    last = {
+        group: number
+        for number, (group, s) in enumerate(zip(groups, scored, strict=True))
+        if s.unit == "fresh" and s.reward is not None
+    }
+    return {last[g] for g, s in zip(groups, scored, strict=True) if s.is_substitute}
 
 
 def _step_keys(scored: Sequence[Scored], groups: Sequence[str]) -> list[str]:

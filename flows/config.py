@@ -202,7 +202,14 @@ class ReplaySection(Section):
         description="Policy versions over which trajectories fade; off: a quarter of the run's.",
     )
     capacity: PositiveInt = Field(
-        16_384, description="Most states that are judged again at every refit."
+        16_384, description="Most states that may be picked, and are judged again at every refit."
+    )
+    curriculum: bool = Field(
+        False, description="Priorities favour the difficulties that are solved half of the time."
+    )
+    replace_zero_variance: bool = Field(
+        False,
+        description="A trajectory takes the place of a rollout in fresh groups that failed whole.",
     )
 
 

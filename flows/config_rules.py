@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def check_across_sections(config: "RunConfig") -> None:
     """Raise ValueError with the first rule that does not hold."""
-    rules = (_lengths, _correction, _steps, _mode, _review)
+    rules = (_lengths, _correction, _steps, _mode, _substitutes, _review)
     for problem in chain.from_iterable(rule(config) for rule in rules):
         raise ValueError(problem)
 
@@ -114,4 +114,20 @@ def _review(config: "RunConfig") -> Iterator[str]:
         yield (
             f"`review.max_tokens` = {review.max_tokens} leaves no room for what is reviewed in "
             f"`sampler.context_tokens` = {config.sampler.context_tokens}"
+        )
+
+
+def _substitutes(config: "RunConfig") -> Iterator[str]:
+    units, algorithm = list(config.replay.units), config.learner.algorithm
+    if not config.replay.replace_zero_variance:
+        return
+    if "trajectory" not in units:
+        yield (
+            "`replay.replace_zero_variance` = true puts trajectories into fresh groups, but "
+            f'`replay.units` = {units}: add "trajectory", or leave the first out'
+        )
+    if algorithm in ("ppo", "sft"):
+        yield (
+            "`replay.replace_zero_variance` = true is for advantages within a group, but "
+            f"`learner.algorithm` = {algorithm!r} has none: leave the first out"
         )

@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.config import RunConfig
-from flows.replaying import ELIGIBLE, VIEW, candidates_of, is_eligible, pick_rule, reasons_of
+from flows.replaying import (
+    ELIGIBLE,
+    VIEW,
+    Attempts,
+    candidates_of,
+    is_eligible,
+    pick_rule,
+    reasons_of,
+)
 from flows.translate import Row
 from rrl_core.replay.factors import PriorityRule, base, log_freshness, log_priority, rarity
 from storage import Store
@@ -44,7 +52,7 @@ def materialize(
 ) -> Materialized:
     """Return the `limit` eligible entries of the highest priority, holding no more than these."""
     found = Materialized(moment)
-    rule = pick_rule(config).priority
+    rule = _rule(store, run_id, config, moment)
     heap: list[tuple[float, str, Row]] = []
     for batch in _batches(store, run_id, moment):
         found.reasons.update(reasons_of(batch))
@@ -57,6 +65,14 @@ def materialize(
 
 def _batches(store: Store, run_id: str, moment: Moment) -> Iterator[pa.RecordBatch]:
     return store.batches(VIEW, {"run": run_id, "version": moment.version}, moment.as_of)
+
+
+def _rule(store: Store, run_id: str, config: RunConfig, moment: Moment) -> PriorityRule:
+    """Return how priorities are made; a curriculum needs another look at the buffer first."""
+    attempts = Attempts()
+    for batch in _batches(store, run_id, moment) if config.replay.curriculum else ():
+        attempts.add(batch)
+    return pick_rule(config, attempts.pass_rates()).priority
 
 
 def _with_factors(batch: pa.RecordBatch, rule: PriorityRule) -> Iterator[Row]:
@@ -94,13 +110,14 @@ def compare_moments(
 
     Entries that are eligible at neither are left out; of the others the facts of both are held.
     """
-    rule = pick_rule(config).priority
     old: dict[str, Row] = {}
+    rule = _rule(store, run_id, config, before)
     for batch in _batches(store, run_id, before):
         for row in _with_factors(batch.filter(is_eligible(batch)), rule):
             old[row["entry_key"]] = row
     changes, seen = [], set()
     keys = pa.array(list(old), pa.string())
+    rule = _rule(store, run_id, config, after)
     for batch in _batches(store, run_id, after):
         is_known = pc.is_in(batch["entry_key"], value_set=keys)
         for row in _with_factors(batch.filter(pc.or_(is_eligible(batch), is_known)), rule):

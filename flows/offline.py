@@ -7,6 +7,8 @@ configuration and the seed, so `rrl audit` derives it again.
 
     A = (r - p_hat(x)) / 0.3     p_hat(x): the prompt's last 16 on-policy attempts as of the pin
 
+per unit of `replay.reward_range`.
+
 Our choices:
 1. sft learns from all that is named, with the weight of 1; raft from what did better than its
    prompt usually does (A > 0: with rewards of 0 and 1 the successes), with the same weight.
@@ -49,6 +51,8 @@ REASONS = {
     "greedy": "they were sampled greedily, so no temperature says how likely they were",
     "no_tokens": "their token ids are not stored; text is never encoded again",
     "no_logprobs": "there are not as many stored sampler log-probs as token ids",
+    "cut_distribution": "top_p or top_k cut the distribution their log-probs are of, so no "
+    'correction holds; `learner.correction` = "none" learns from them',
     "no_policy": "the run they come from names no base model",
     "no_reward": "the reward scorer could not judge them",
     NOT_JUDGED: "the reward scorer has not judged them",
@@ -150,6 +154,7 @@ def why_not(row: Row, config: RunConfig) -> str:
     num_ids, num_logprobs = row["num_completion_ids"], row["num_logprobs"]
     has_logprobs = num_logprobs == num_ids
     may_lack_them = num_logprobs is None and not algorithm.has_ratio
+    is_corrected = algorithm.has_ratio and config.learner.correction != "none"
     for reason, applies in (
         ("other_task", row["task"] != config.task.name),
         ("held_out", row["split"] != "train"),
@@ -157,15 +162,20 @@ def why_not(row: Row, config: RunConfig) -> str:
         ("greedy", not row["temperature"] > 0),
         ("no_tokens", not (num_ids and row["num_prompt_ids"])),
         ("no_logprobs", not (has_logprobs or may_lack_them)),
+        ("cut_distribution", is_corrected and (row["top_p"] < 1 or row["top_k"] > 0)),
         ("no_policy", row["base_digest"] is None),
         (NOT_JUDGED, row["score_id"] is None),
         ("no_reward", row["score_id"] is not None and row["reward"] is None),
     ):
         if applies:
             return reason
-    if algorithm.only_positive and not row["reward"] > row["p_hat"]:
+    if algorithm.only_positive and not _advantage(config, row) > 0:
         return NOT_REWARDED
     return USABLE
+
+
+def _advantage(config: RunConfig, row: Row) -> float:
+    return float(offline_advantage(row["reward"], row["p_hat"], config.replay.reward_range))
 
 
 @dataclass(frozen=True)
@@ -219,7 +229,7 @@ def _sample(config: RunConfig, row: Row) -> Row:
         "group_id": row["group_id"],
         "score_id": row["score_id"],
         "reward": row["reward"],
-        "advantage": float(offline_advantage(row["reward"], row["p_hat"])) if has_ratio else 1.0,
+        "advantage": _advantage(config, row) if has_ratio else 1.0,
         "priority": None,
         "probability": None,
         "pick_kind": "uniform",

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.config import RunConfig
+from flows.dropping import DROP, drop_rows
 from flows.lineage import Lineage
 from flows.planned import TRAINED_ROLES, source_rollouts
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
@@ -123,11 +124,8 @@ def rescore(session: Session, iteration: int) -> int:
     rows: list[Row] = []
     with session.progress.status(f"judging history at iteration {iteration}"):
         for sampled, states in _retained_states(session, iteration).items():
-            features = session.state_features.of_iteration(sampled)
-            values = model.predict(
-                np.stack([features[state_id] for state_id, _ in states]),
-                [prompt_id for _, prompt_id in states],
-            )
+            features = session.state_features.of_states(sampled, [i for i, _ in states])
+            values = model.predict(np.stack(features), [prompt_id for _, prompt_id in states])
             rows += [
                 value_row(iteration, state_id, version, value)
                 for (state_id, _), value in zip(states, values.tolist(), strict=True)
@@ -137,7 +135,7 @@ def rescore(session: Session, iteration: int) -> int:
 
 
 def _cut(session: Session, iteration: int) -> None:
-    """Commit the states of every rollout since the last refit."""
+    """Commit the states of every rollout since the last refit, and of forgotten successes."""
     every = session.config.value.every
     assert every is not None
     rows: list[Row] = []
@@ -148,6 +146,8 @@ def _cut(session: Session, iteration: int) -> None:
         rollouts = [row for row in read("rollouts") if row["status"] == "ok"]
         cuts = session.config.value.cuts
         rows += state_rows(session.policy, iteration, rollouts, tokens, cuts)
+    if "state" in session.config.replay.units:
+        rows += drop_rows(session, iteration)
     session.writer.append({"states": rows}, batch_key=f"i{iteration:06d}-states")
 
 
@@ -229,10 +229,7 @@ def _given_states(history: History, picks: list[Row]) -> dict[str, tuple[Row, Fe
     found = {}
     for state in history.store.read("states", event_ids=[pick["entry_id"] for pick in picks]):
         sampled = sources[state["rollout_id"]]["iteration"]
-        cached = history.state_features.of_iteration(sampled)
-        feature_D = cached.get(state["event_id"])
-        if feature_D is None:  # another stream cut it
-            feature_D = history.state_features.of_state(state)
+        [feature_D] = history.state_features.of_states(sampled, [state["event_id"]])
         found[state["event_id"]] = (state, feature_D)
     return found
 
@@ -271,10 +268,13 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     version = models[-1]["scorer_version"] if models else NO_MODEL
     priority = pick_rule(session.config).priority
     before = models[-1]["iteration"] if models else 0
-    chunks = (candidates_of(batch) for batch in _state_batches(session, version, before))
+    of_refit = session.store.read("states", run_id=session.run_id, iteration=iteration)
+    late = pa.array([s["event_id"] for s in of_refit if s["cut"] == DROP], pa.string())
+    batches = partial(_state_batches, session, version, before, late)
+    chunks = (candidates_of(batch) for batch in batches())
     keys = pa.array(retained(chunks, session.config.replay.capacity, priority), pa.string())
     found: dict[int, dict[str, str]] = {}
-    for batch in _state_batches(session, version, before):
+    for batch in batches():
         kept = batch.filter(pc.is_in(batch["entry_key"], value_set=keys))
         for row in kept.select(_PLACES).to_pylist():
             prompt_id = row["prompt_id"]
@@ -284,13 +284,17 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     return {sampled: sorted(found[sampled].items()) for sampled in sorted(found)}
 
 
-def _state_batches(session: Session, version: str, before: int) -> Iterator[pa.RecordBatch]:
+def _state_batches(
+    session: Session, version: str, before: int, late: pa.Array
+) -> Iterator[pa.RecordBatch]:
     """Yield the states of the run but those that an earlier refit left out for their worth.
 
-    `before` is the iteration of the model before: what it could judge and did not was left out.
+    `before` is the iteration of the model before: what it could judge and did not was left out,
+    but for the states `late`, which were cut out of older rollouts since.
     """
     arguments = {"run": session.run_id, "version": version}
     for batch in session.store.batches(VIEW, arguments):
-        is_new = pc.greater(batch["sampled_iteration"], before)
+        is_late = pc.is_in(batch["entry_id"], value_set=late)
+        is_new = pc.or_(pc.greater(batch["sampled_iteration"], before), is_late)
         is_kept = pc.or_(is_new, pc.is_valid(batch["raw_value"]))
         yield batch.filter(pc.and_(pc.equal(batch["unit"], "state"), is_kept))

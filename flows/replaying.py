@@ -3,18 +3,22 @@
 The facts are a view as of the pin (`storage/sql/replay_buffer.sql`); which of them are picked is
 decided in `rrl_core.replay`. Both are functions of the log and of the seed, so `rrl audit` derives
 them again.
+
+Our choice: `replay.capacity` bounds the states that may be picked also where no value model judges
+them; the same states stay as at a refit (`rrl_core/replay/retention.py`).
 """
 
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flows.batching import SUBSTITUTE
 from flows.config import RunConfig
 from flows.generation import Group
 from flows.lineage import lineage_of
@@ -23,7 +27,14 @@ from flows.translate import Row
 from flows.wiring import Session
 from rrl_core.replay.factors import Candidates, PriorityRule, default_horizon, make_candidates
 from rrl_core.replay.picks import Pick, PickRule, Picks, pick_entries, signature_cap
-from rrl_core.replay.schedule import TRAJECTORY_ITERATION, ReplayPlan, Situation, plan_replay
+from rrl_core.replay.retention import retained
+from rrl_core.replay.schedule import (
+    TRAJECTORY_ITERATION,
+    ReplayPlan,
+    Situation,
+    curriculum_weights,
+    plan_replay,
+)
 from rrl_core.tasks.protocol import Prompt
 from rrl_core.tasks.selection import select_prompts
 from storage import Store
@@ -33,6 +44,7 @@ PINNED_VIEWS = (VIEW, "prompt_history")
 VALUE_SCORER = "value"
 NO_MODEL = "none"  # a version: judge states by success rates alone
 ELIGIBLE = "eligible"
+BEYOND_CAPACITY = "beyond_capacity"  # eligible, but `replay.capacity` others are worth more
 _HASHED = ("prompt_tries", "prompt_ok", "state_tries", "state_ok", "num_uses", "signature_count")
 _CHUNK_ROWS = 4_096
 
@@ -55,11 +67,13 @@ class Pin:
 class Buffer:
     """A run's replay buffer at a pin: what may be picked, and how many may not and why.
 
-    Only eligible rows are held; `replay.capacity` bounds the states among them.
+    Only eligible rows are held; `replay.capacity` bounds the states among them. `pass_rates` is the
+    recent success rate of the prompts of each difficulty.
     """
 
     eligible: pa.Table
     reasons: Counter[tuple[str, str]]
+    pass_rates: dict[str, float]
 
     @property
     def num_candidates(self) -> int:
@@ -90,18 +104,61 @@ class Buffer:
         return [candidates_of(batch) for batch in batches if len(batch)]
 
 
-def read_buffer(store: Store, run_id: str, pin: Pin) -> Buffer:
+def read_buffer(store: Store, run_id: str, pin: Pin, config: RunConfig) -> Buffer:
     """Return the buffer of a run at a pin; rows that may not be picked are counted, not held."""
     arguments = {"run": run_id, "version": pin.value_version}
     reasons: Counter[tuple[str, str]] = Counter()
-    kept = []
+    attempts = Attempts()
+    kept: list[pa.Table] = []
+    num_held = num_dropped = 0
     for batch in store.batches(VIEW, arguments, pin.as_of):
         reasons.update(reasons_of(batch))
-        kept.append(batch.filter(is_eligible(batch)))
-    eligible = pa.Table.from_batches(kept).sort_by(
-        [("unit", "ascending"), ("entry_id", "ascending")]
-    )
-    return Buffer(eligible, reasons)
+        attempts.add(batch)
+        kept.append(pa.Table.from_batches([batch.filter(is_eligible(batch))]))
+        num_held += len(kept[-1])
+        if num_held > 2 * config.replay.capacity:
+            kept = [_within_capacity(pa.concat_tables(kept), config)]
+            num_dropped += num_held - len(kept[0])
+            num_held = len(kept[0])
+    eligible = _within_capacity(pa.concat_tables(kept), config)
+    num_dropped += num_held - len(eligible)
+    if num_dropped:
+        reasons["state", ELIGIBLE] -= num_dropped
+        reasons["state", BEYOND_CAPACITY] = num_dropped
+    ordered = eligible.sort_by([("unit", "ascending"), ("entry_id", "ascending")])
+    return Buffer(ordered, reasons, attempts.pass_rates())
+
+
+def _within_capacity(eligible: pa.Table, config: RunConfig) -> pa.Table:
+    """Return the rows with the best `replay.capacity` of the states."""
+    is_state = pc.equal(eligible["unit"], "state")
+    states, capacity = eligible.filter(is_state), config.replay.capacity
+    if len(states) <= capacity:
+        return eligible
+    chunks = map(candidates_of, states.to_batches(max_chunksize=_CHUNK_ROWS))
+    keys = pa.array(retained(chunks, capacity, pick_rule(config).priority), pa.string())
+    best = states.filter(pc.is_in(states["entry_key"], value_set=keys))
+    return pa.concat_tables([best, eligible.filter(pc.invert(is_state))])
+
+
+class Attempts:
+    """Recent attempts and successes by difficulty, summed over the prompts of a buffer."""
+
+    def __init__(self) -> None:
+        self._tries: Counter[str] = Counter()
+        self._ok: Counter[str] = Counter()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the prompts among rows of the view."""
+        prompts = batch.filter(pc.equal(batch["unit"], "prompt"))
+        for row in prompts.select(["difficulty", "prompt_tries", "prompt_ok"]).to_pylist():
+            bucket = row["difficulty"] or ""
+            self._tries[bucket] += row["prompt_tries"]
+            self._ok[bucket] += row["prompt_ok"]
+
+    def pass_rates(self) -> dict[str, float]:
+        """Return the success rate of each difficulty that was tried."""
+        return {bucket: self._ok[bucket] / tries for bucket, tries in self._tries.items() if tries}
 
 
 def reasons_of(batch: pa.RecordBatch) -> dict[tuple[str, str], int]:
@@ -117,7 +174,7 @@ def is_eligible(batch: pa.RecordBatch) -> pa.BooleanArray:
     return pc.equal(batch["eligibility_reason"], ELIGIBLE)
 
 
-def candidates_of(batch: pa.RecordBatch) -> Candidates:
+def candidates_of(batch: pa.RecordBatch | pa.Table) -> Candidates:
     """Return rows of the view as `rrl_core.replay` wants them.
 
     Entries are drawn by their `entry_key`, which names no run: a fork draws what its original did.
@@ -128,12 +185,13 @@ def candidates_of(batch: pa.RecordBatch) -> Candidates:
     return make_candidates(columns)
 
 
-def pick_rule(config: RunConfig) -> PickRule:
-    """Return how a run's picks are drawn."""
+def pick_rule(config: RunConfig, pass_rates: Mapping[str, float] | None = None) -> PickRule:
+    """Return how a run's picks are drawn; `pass_rates` weigh where the curriculum is on."""
     replay, sampler = config.replay, config.sampler
     horizon = replay.horizon or default_horizon(config.run.iterations)
+    curriculum = curriculum_weights(pass_rates or {}) if replay.curriculum else None
     return PickRule(
-        PriorityRule(horizon, replay.beta / replay.reward_range, replay.state_base),
+        PriorityRule(horizon, replay.beta / replay.reward_range, replay.state_base, curriculum),
         max_per_signature=signature_cap(sampler.prompts * sampler.group_size),
         uniform_share=replay.uniform_share,
     )
@@ -141,35 +199,48 @@ def pick_rule(config: RunConfig) -> PickRule:
 
 @dataclass(frozen=True)
 class Decision:
-    """What an iteration decided at its pin: a row of `replay_plans`, and rows of `picks`."""
+    """What an iteration decided at its pin: a row of `replay_plans`, and rows of `picks`.
+
+    `most_substitutes`: fresh groups of equal rewards that may get a substitute out of `buffer`.
+    """
 
     plan: Row
-    picks: list[Row] = field(default_factory=list)
+    picks: list[Row]
+    buffer: Buffer
+    most_substitutes: int
 
 
 def decide(store: Store, run_id: str, config: RunConfig, iteration: int, pin: Pin) -> Decision:
     """Return what `iteration` replays: a function of the log up to the pin, and of the seed."""
-    buffer = read_buffer(store, run_id, pin)
+    buffer = read_buffer(store, run_id, pin, config)
     situation = Situation(
         iteration=iteration,
         planned_iterations=config.run.iterations,
         num_groups=config.sampler.prompts,
         has_value_model=config.value.every is not None,
         is_judged=bool(lineage_of(store, run_id).read(store, "value_models", pin.as_of)),
-        pass_at_1=_pass_at_1(store, run_id, iteration - 1, pin.as_of)
+        best_pass_at_1=_best_pass_at_1(store, run_id, iteration, pin.as_of)
         if iteration < TRAJECTORY_ITERATION  # later it decides nothing
         else None,
         num_eligible=buffer.num_eligible(),
     )
     plan = plan_replay(config.replay.units, config.replay.share, situation)
-    picked = pick_entries(
-        lambda: buffer.chunks, plan.num_groups, pick_rule(config), config.run.seed, iteration
-    )
-    facts = {row["entry_key"]: row for row in _rows_of(buffer.eligible, picked.picks)}
+    rule = pick_rule(config, buffer.pass_rates)
+    picked = pick_entries(lambda: buffer.chunks, plan.num_groups, rule, config.run.seed, iteration)
     return Decision(
         _plan_row(iteration, buffer, plan, picked),
-        [_pick_row(iteration, pick, facts[pick.entry_id]) for pick in picked.picks],
+        pick_rows(iteration, picked.picks, buffer),
+        buffer,
+        plan.most_substitutes if config.replay.replace_zero_variance else 0,
     )
+
+
+def pick_rows(iteration: int, picks: Sequence[Pick], buffer: Buffer) -> list[Row]:
+    """Return the `picks` rows: what each pick rests on, and the facts it was chosen under."""
+    keys = pa.array([pick.entry_id for pick in picks], pa.string())
+    found = buffer.eligible.filter(pc.is_in(buffer.eligible["entry_key"], value_set=keys))
+    facts = {row["entry_key"]: row for row in found.to_pylist()}
+    return [_pick_row(iteration, pick, facts[pick.entry_id]) for pick in picks]
 
 
 def value_version(store: Store, run_id: str, as_of: int) -> str:
@@ -186,7 +257,8 @@ def groups(session: Session, iteration: int) -> list[Group]:
     A replayed state or prompt takes the place of a fresh group. A replayed trajectory brings its
     prompt, whose fresh group is smaller by what is replayed.
     """
-    picks = session.store.read("picks", run_id=session.run_id, iteration=iteration)
+    rows = session.store.read("picks", run_id=session.run_id, iteration=iteration)
+    picks = [pick for pick in rows if pick["pick_kind"] != SUBSTITUTE]
     picks.sort(key=lambda pick: int(pick["position"]))
     prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
     size, per_iteration = session.config.sampler.group_size, session.config.sampler.prompts
@@ -233,19 +305,18 @@ def _prefixes(session: Session, picks: list[Row]) -> dict[str, tuple[tuple[int, 
     }
 
 
-def _pass_at_1(store: Store, run_id: str, iteration: int, as_of: int) -> float | None:
-    source = lineage_of(store, run_id).run_of(iteration)
-    rows = store.view("prompt_history", run_id=source, iteration=iteration, as_of=as_of)
-    num_scored = sum(row["num_scored"] for row in rows)
-    return sum(row["num_ok"] for row in rows) / num_scored if num_scored else None
-
-
-def _rows_of(eligible: pa.Table, picks: tuple[Pick, ...]) -> list[dict[str, Any]]:
-    keys = pa.array([pick.entry_id for pick in picks], pa.string())
-    rows: list[dict[str, Any]] = eligible.filter(
-        pc.is_in(eligible["entry_key"], value_set=keys)
-    ).to_pylist()
-    return rows
+def _best_pass_at_1(store: Store, run_id: str, iteration: int, as_of: int) -> float | None:
+    """Return the highest success rate of attempts in an iteration before `iteration`."""
+    lineage = lineage_of(store, run_id)
+    tried: Counter[int] = Counter()
+    solved: Counter[int] = Counter()
+    source_of = {earlier: lineage.run_of(earlier) for earlier in range(1, iteration)}
+    for source in sorted(set(source_of.values())):
+        for row in store.view("prompt_history", run_id=source, as_of=as_of):
+            if source_of.get(row["iteration"]) == source:
+                tried[row["iteration"]] += row["num_scored"]
+                solved[row["iteration"]] += row["num_ok"]
+    return max((solved[i] / tried[i] for i in tried if tried[i]), default=None)
 
 
 def _plan_row(iteration: int, buffer: Buffer, plan: ReplayPlan, picked: Picks) -> Row:
@@ -263,7 +334,6 @@ def _plan_row(iteration: int, buffer: Buffer, plan: ReplayPlan, picked: Picks) -
 
 
 def _pick_row(iteration: int, pick: Pick, facts: Row) -> Row:
-    """Return the `picks` row: what the pick rests on, and the facts it was chosen under."""
     copied = (
         "entry_id", "rollout_id", "source_run_id", "prefix_tokens", "score_id", "scorer_version",
         "p_hat", "prompt_mean_reward",

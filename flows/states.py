@@ -130,7 +130,8 @@ class StateFeatures:
 
     `states_of` returns the states of an iteration's rollouts, maybe with those of others. A group's
     features do not depend on what else is asked for, to the last bit, so a resumed run fits the
-    same value model. The states that were asked for longest ago are forgotten.
+    same value model. The states that were asked for longest ago are forgotten; those few that were
+    made by themselves stay.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class StateFeatures:
         self._policy = policy
         self._max_tokens = max_tokens
         self._cached: OrderedDict[int, dict[str, Features]] = OrderedDict()
+        self._alone: dict[str, Features] = {}
 
     def of_iteration(self, iteration: int) -> dict[str, Features]:
         """Return the features of the states of an iteration's rollouts, by state id."""
@@ -157,8 +159,18 @@ class StateFeatures:
             self._cached.popitem(last=False)
         return self._cached[iteration]
 
-    def of_state(self, state: Row) -> Features:
-        """Return the feature [D] of one state, made by itself."""
+    def of_states(self, iteration: int, state_ids: Sequence[str]) -> list[Features]:
+        """Return the features [D] of states by id, of rollouts of `iteration`.
+
+        Those that were cut later, or by another stream, are each made by themselves.
+        """
+        known = self.of_iteration(iteration)
+        missing = [i for i in state_ids if i not in known and i not in self._alone]
+        for state in self._store.read("states", event_ids=missing) if missing else []:
+            self._alone[state["event_id"]] = self._made_alone(state)
+        return [known[i] if i in known else self._alone[i] for i in state_ids]
+
+    def _made_alone(self, state: Row) -> Features:
         rollouts = self._store.read("rollouts", event_ids=[state["rollout_id"]])
         tokens = tokens_of(self._store, rollouts)
         feature_D: Features = features_of(self._policy, [state], tokens, self._max_tokens)[0]

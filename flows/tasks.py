@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import storage
-from flows import offline, refitting, replaying, reviewing
+from flows import fetching, offline, refitting, replaying, reviewing
 from flows.batching import replay_rows
 from flows.evaluation import evaluation_rows
 from flows.generation import (
@@ -22,9 +22,10 @@ from flows.generation import (
     second_phase,
     training_phase,
 )
-from flows.planned import TRAINED_ROLES, planned_steps, scored_samples
+from flows.planned import TRAINED_ROLES, planned_steps
 from flows.retrying import compare_with_old
 from flows.reviewed import distillation_rows, reviewed_groups
+from flows.substituting import samples_of
 from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
@@ -103,6 +104,7 @@ def pick(run_id: str, iteration: int) -> int:
 def generate(run_id: str, iteration: int) -> int:
     """Sample fresh groups, continuations and retries; return how many sequences were new."""
     session = session_of(run_id)
+    fetching.begin(session, iteration)
     phase = training_phase(session, iteration, replaying.groups(session, iteration))
     return _sampled(session, phase)
 
@@ -159,14 +161,16 @@ def plan_batch(run_id: str, iteration: int) -> int:
     if session.config.run.mode == "offline":
         return offline.plan_batch(session, iteration)
     judge = (session.reward_scorer.name, session.reward_scorer.version)
-    scored = scored_samples(session.store, run_id, iteration, judge)
+    past = fetching.fetched(session, iteration)
+    samples = samples_of(session.store, session.config, (run_id, iteration), judge, past)
     [pinned] = session.store.read("views_pinned", run_id=run_id, iteration=iteration)
     reviewed = reviewed_groups(session.store, run_id, iteration, judge)
     is_old = pinned["views_json"] is None
-    rows = replay_rows(session.config, iteration, scored, is_old, reviewed)
-    compared = compare_with_old(session, iteration, scored)
+    rows = replay_rows(session.config, iteration, samples.scored, is_old, reviewed)
+    compared = compare_with_old(session, iteration, samples)
     session.writer.append(
         {
+            "picks": samples.substitutes,
             "replays": rows,
             "distillations": distillation_rows(session.config, reviewed),
             "retries": compared.retries,
@@ -182,7 +186,8 @@ def learn(run_id: str, iteration: int) -> int:
     session = session_of(run_id)
     if session.sampler.policy_version >= iteration:  # published before the run was resumed
         return iteration
-    steps = planned_steps(session.store, run_id, iteration)
+    old = fetching.taken(session, iteration)
+    steps = planned_steps(session.store, run_id, iteration, old)
     session.sampler.sleep()
     updates: list[Row] = []
     learned: list[Row] = []

@@ -5,10 +5,12 @@ Our choice:
 2. A prompt is judged once, with the first of its rollouts that the slice has left: the first state
    that is known of it, else a new one.
 3. A response without any cut gets the state of its prompt, which says that it was looked at.
+4. What the backbone cannot read is unscorable, and that is its verdict: its states, or that of its
+   prompt where there are none, are scored so. Such a state never stands for the prompt.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,7 @@ MAX_CUTS = 4  # of a response that no stream cut before; in training `value.cuts
 MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
 OTHER_MODEL = "its token ids are not those of the base model"
 TOO_LONG = "its prompt fills the model's context"
+STATE_TOO_LONG = "a state is longer than the model's context"
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,11 @@ class ValueJudge:
         """Cut what was not cut before, and return one score per state without one."""
         started = time.perf_counter()
         judged = Judged()
-        responses = list(self._readable(shard.rollouts, judged))
-        targets = list(self._targets(responses, shard.states, place, judged))
+        unread = {r["event_id"]: reason for r in shard.rollouts if (reason := self._problem(r))}
+        responses = [r for r in shard.rollouts if r["event_id"] not in unread]
+        readable = [s for s in shard.states if s["rollout_id"] not in unread]
+        self._give_up(shard, unread, place, judged)
+        targets = list(self._targets(responses, readable, place, judged))
         values = self._values(targets)
         elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(targets))
         judged.scores += [
@@ -84,17 +90,36 @@ class ValueJudge:
         ]
         return judged
 
-    def _readable(self, responses: Sequence[Row], judged: Judged) -> Iterator[Row]:
-        """Yield the responses that the backbone can read; count the others."""
+    def _problem(self, response: Row) -> str | None:
+        """Return why the backbone cannot read a response; None: it can."""
         vocabulary = int(self._policy.model.get_base_model().config.vocab_size)
-        for response in responses:
-            ids = [*response["prompt_ids"], *response["completion_ids"]]
-            if max(ids, default=0) >= vocabulary:
-                judged.skipped[OTHER_MODEL] += 1
-            elif not 0 < len(response["prompt_ids"]) <= self._policy.context_tokens:
-                judged.skipped[TOO_LONG] += 1
-            else:
-                yield response
+        if max([*response["prompt_ids"], *response["completion_ids"]], default=0) >= vocabulary:
+            return OTHER_MODEL
+        fits = 0 < len(response["prompt_ids"]) <= self._policy.context_tokens
+        return None if fits else TOO_LONG
+
+    def _give_up(
+        self, shard: ShardRows, unread: Mapping[str, str], place: ShardPlace, judged: Judged
+    ) -> None:
+        """Let verdicts on what cannot be read (a reason by rollout id) enter `judged`."""
+        states: dict[str, list[Row]] = {}
+        for state in shard.states:
+            states.setdefault(state["rollout_id"], []).append(state)
+        for response in shard.rollouts:
+            rollout_id = response["event_id"]
+            if rollout_id not in unread:
+                continue
+            judged.skipped[unread[rollout_id]] += 1
+            own = states.get(rollout_id, [])
+            if not own:
+                row = state_row(place.iteration, response, response["completion_ids"], PROMPT_CUT)
+                judged.states.append(row | {"run_id": place.run_id})
+                own = [{"event_id": storage.event_id("states", judged.states[-1])}]
+            judged.scores += [
+                _unscorable_row(place.iteration, state, self.version, unread[rollout_id])
+                for state in own
+                if not state.get("is_judged")
+            ]
 
     def _targets(
         self, responses: Sequence[Row], states: Sequence[Row], place: ShardPlace, judged: Judged
@@ -104,7 +129,7 @@ class ValueJudge:
         prompts: dict[str, list[Row]] = {}
         for state in states:
             known.setdefault(state["rollout_id"], []).append(state)
-            if state["prefix_tokens"] == 0:
+            if state["prefix_tokens"] == 0 and not state["is_unreadable"]:
                 prompts.setdefault(state["prompt_id"], []).append(state)
         for response in responses:
             own = known.get(response["event_id"], [])
@@ -123,7 +148,9 @@ class ValueJudge:
                     attempt = state.get("attempt", 0)
                     yield _Target(state["event_id"], attempt, response, prefix_tokens)
                 else:
-                    judged.skipped["a state is longer than the model's context"] += 1
+                    judged.skipped[STATE_TOO_LONG] += 1
+                    row = _unscorable_row(place.iteration, state, self.version, STATE_TOO_LONG)
+                    judged.scores.append(row)
 
     def _new_states(
         self, response: Row, place: ShardPlace, is_cut: bool, is_prompt_new: bool
@@ -175,6 +202,13 @@ class ValueJudge:
     ) -> Row:
         row = value_row(iteration, target.state_id, self.version, value)
         return row | {"attempt": target.attempt, "elapsed_ms": elapsed_ms}
+
+
+def _unscorable_row(iteration: int, state: Row, version: str, reason: str) -> Row:
+    """Return the `scores` row of a state that the backbone cannot read."""
+    row = value_row(iteration, state["event_id"], version, None)
+    verdict = {"status": "unscorable", "feedback": reason}
+    return row | verdict | {"attempt": state.get("attempt", 0)}
 
 
 def load_value_judge(store: Store, run_id: str | None, version: str | None) -> ValueJudge:

@@ -34,6 +34,7 @@ from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
 
 if TYPE_CHECKING:
+    from flows.fetching import Fetch
     from flows.reviewing import Gated
 
 
@@ -61,6 +62,7 @@ class Session:
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
     selection: Selection | None = None  # what an offline run learns from, once it was asked for
     gated: dict[int, list["Gated"]] = field(default_factory=dict)  # of the iteration at hand
+    fetch: "Fetch | None" = None  # what the iteration's batch needs of earlier ones
 
     def prompts(self, split: Split) -> list[Prompt]:
         """Return the prompts of `split`, read once."""

@@ -16,11 +16,13 @@ Our choices:
 4. Candidates come in chunks that can be opened again. A pass keeps only the best few of each
    ranking; where the caps use these up, another pass keeps the best few that the caps still allow.
    Each further pass finds a pick or ends its unit, so their number is bounded by that of the slots.
+5. Substitutes are drawn when the fresh rewards are known, by priority alone and with noise of their
+   own: the rewards say which prompts get one, and nothing about which of its trajectories.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +44,7 @@ from rrl_core.replay.ranking import Best
 from rrl_core.replay.tally import Tally, mixture
 from rrl_core.seeds import derive_seed
 
-PickKind = Literal["prioritised", "uniform"]
+PickKind = Literal["prioritised", "uniform", "substitute"]
 KINDS: tuple[PickKind, ...] = ("prioritised", "uniform")
 SIGNATURE_SHARE = 0.2
 SPARE_ROWS = 64  # kept beyond eight a slot, for what the caps leave out
@@ -120,6 +122,7 @@ def pick_entries(
     rule: PickRule,
     seed_root: int,
     iteration: int,
+    taken: Candidates | None = None,
 ) -> Picks:
     """Pick entries of each unit without replacement.
 
@@ -129,6 +132,7 @@ def pick_entries(
         rule: priorities, share of uniform draws, caps.
         seed_root: root of the run's seeds.
         iteration: the iteration the picks are for.
+        taken: what was picked for it before: never picked again, and counted for the caps.
 
     Returns:
         At most `num_picks` of each unit: fewer where the eligible or the caps allow no more.
@@ -139,7 +143,7 @@ def pick_entries(
     if set(num_picks) - set(UNITS) or min(num_picks.values(), default=0) < 0:
         raise ValueError(f"expected 0 or more picks of units {UNITS}; came {dict(num_picks)}")
     wanted = {unit: num_picks[unit] for unit in UNITS if num_picks.get(unit)}
-    buffer = _Buffer(open_chunks, wanted, rule, seed_root, iteration)
+    buffer = _Buffer(open_chunks, wanted, rule, (seed_root, iteration), taken)
     picks: list[Pick] = []
     for unit, num_slots in wanted.items():
         found = []
@@ -157,6 +161,33 @@ def pick_entries(
         num_eligible=sum(tally.num for tally in drawn.values()),
         priority_entropy=_mean_entropy(drawn, wanted, rule.uniform_share),
     )
+
+
+def pick_substitutes(
+    trajectories: Candidates,
+    num_picks: int,
+    rule: PickRule,
+    seed_root: int,
+    iteration: int,
+    taken: Candidates,
+) -> list[Pick]:
+    """Pick trajectories that take the place of fresh samples, one a prompt at most.
+
+    Args:
+        trajectories: those of the prompts whose fresh group is to be replaced.
+        num_picks: groups that may be replaced; where it binds, the prompts with the best go first.
+        rule: priorities and caps; nothing is drawn uniformly.
+        seed_root: root of the run's seeds.
+        iteration: the iteration they are for.
+        taken: all that was picked for it before; their prompts get none, and positions go on.
+    """
+    rule = replace(rule, uniform_share=0.0, max_per_prompt=1)
+    seed = derive_seed(seed_root, "substitutes")
+    wanted = {"trajectory": num_picks}
+    found = pick_entries(lambda: [trajectories], wanted, rule, seed, iteration, taken).picks
+    return [
+        replace(pick, position=len(taken) + pick.position, pick_kind="substitute") for pick in found
+    ]
 
 
 def gumbel_noise(
@@ -202,10 +233,10 @@ class _Taken:
         self._prompts: Counter[str] = Counter()
         self._signatures: Counter[str] = Counter()
 
-    def add(self, row: Candidates) -> None:
-        self._entry_ids.update(row.entry_id)
-        self._prompts.update(row.prompt_id)
-        self._signatures.update(row.signature[row.unit == "trajectory"])
+    def add(self, rows: Candidates) -> None:
+        self._entry_ids.update(rows.entry_id)
+        self._prompts.update(rows.prompt_id)
+        self._signatures.update(rows.signature[rows.unit == "trajectory"])
 
     def allowed(self, rows: Candidates) -> Iterator[int]:
         """Yield the indices of the rows, of one unit, that may still be picked."""
@@ -229,12 +260,14 @@ class _Buffer:
         open_chunks: OpenChunks,
         wanted: Mapping[str, int],
         rule: PickRule,
-        seed_root: int,
-        iteration: int,
+        place: tuple[int, int],
+        taken: Candidates | None,
     ):
         self._open_chunks, self._wanted, self._rule = open_chunks, wanted, rule
-        self._place = seed_root, iteration
+        self._place = place
         self._taken = _Taken(rule)
+        if taken is not None:
+            self._taken.add(taken)
         self._rankings: dict[tuple[str, PickKind], Best] = {}
         self.num_candidates = 0
         self.tallies = {unit: Tally() for unit in wanted}

@@ -5,9 +5,12 @@ Our choice throughout (the paper publishes no schedule):
    the planned iterations, rounded to the nearest group and never more than half of them.
 2. `state` and `prompt` start with the first verdict on a value model, whatever it says: an
    unhealthy one is replaced by p_hat. Without a value model they start at iteration 2.
-   `trajectory` starts when pass@1 exceeds 0.35, or at iteration 10.
+   `trajectory` starts after the first iteration whose pass@1 exceeds 0.35, or at iteration 10; what
+   has started stays started.
 3. The units that have started share the groups evenly, as far as their eligible entries reach. The
    odd group goes to another unit each iteration.
+4. Substitutes, where they are switched on, begin and end with trajectories, and come on top of the
+   share: together with what is replayed they take half of the groups at most, annealed like it.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,8 +51,8 @@ class Situation:
     """True when the run is to fit one."""
     is_judged: bool
     """True when a value model has a verdict, whatever it is."""
-    pass_at_1: float | None
-    """Latest success rate of first attempts; None where unknown."""
+    best_pass_at_1: float | None
+    """Highest success rate of an earlier iteration's attempts; None where unknown."""
     num_eligible: Mapping[str, int]
     """Entries that could be picked, by unit."""
 
@@ -62,6 +65,8 @@ class ReplayPlan:
     """Groups by unit; every unit is named."""
     share: float
     """Share of the groups that the schedule gives to replay now."""
+    most_substitutes: int
+    """Fresh groups of equal rewards that may give way to a trajectory of their prompt."""
     waiting_reason: WaitingReason | None
     """Why less is replayed than the configured share; None when it is not less."""
 
@@ -84,7 +89,8 @@ def plan_replay(units: Collection[str], share: float, situation: Situation) -> R
         ValueError: an unknown unit, or a number out of range.
     """
     _check(units, share, situation)
-    share_now = share * anneal(situation.iteration, situation.planned_iterations)
+    anneal_now = anneal(situation.iteration, situation.planned_iterations)
+    share_now = share * anneal_now
     most = int(MAX_SHARE * situation.num_groups)
     total = min(int(share_now * situation.num_groups + 0.5), most)
     full = min(int(share * situation.num_groups + 0.5), most)
@@ -104,7 +110,13 @@ def plan_replay(units: Collection[str], share: float, situation: Situation) -> R
         reason = "fewer eligible than the share"
     elif total < full:
         reason = "annealed"
-    return ReplayPlan({unit: groups.get(unit, 0) for unit in UNITS}, share_now, reason)
+    room_left = int(anneal_now * most + 0.5) - sum(groups.values())
+    return ReplayPlan(
+        num_groups={unit: groups.get(unit, 0) for unit in UNITS},
+        share=share_now,
+        most_substitutes=max(0, room_left) if "trajectory" in started else 0,
+        waiting_reason=reason,
+    )
 
 
 def anneal(iteration: int, planned_iterations: int) -> float:
@@ -144,8 +156,8 @@ def _waits(unit: str, situation: Situation) -> WaitingReason | None:
     if situation.iteration < FIRST_ITERATION:
         return "first iteration"
     if unit == "trajectory":
-        passes = situation.pass_at_1
-        is_able = passes is not None and passes > TRAJECTORY_PASS_AT_1
+        best = situation.best_pass_at_1
+        is_able = best is not None and best > TRAJECTORY_PASS_AT_1
         is_late = situation.iteration >= TRAJECTORY_ITERATION
         return None if is_able or is_late else "before pass@1 0.35 or iteration 10"
     if situation.has_value_model and not situation.is_judged:

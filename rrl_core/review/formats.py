@@ -63,6 +63,11 @@ class ParsedReview:
     """What the second attempt is given: both parts where ok, else the raw text, cut."""
 
 
+def format_names() -> list[str]:
+    """Return the names of the formats there are."""
+    return sorted(path.stem for path in FORMATS.glob("*.toml"))
+
+
 @cache
 def load_format(name: str = "v1") -> ReviewFormat:
     """Return the format `name`.
@@ -70,9 +75,8 @@ def load_format(name: str = "v1") -> ReviewFormat:
     Raises:
         ValueError: there is no such format; the message names those there are.
     """
-    names = sorted(path.stem for path in FORMATS.glob("*.toml"))
-    if name not in names:
-        raise ValueError(f"expected a review format of {names}; came {name!r}")
+    if name not in format_names():
+        raise ValueError(f"expected a review format of {format_names()}; came {name!r}")
     content = (FORMATS / f"{name}.toml").read_bytes()
     given = tomllib.loads(content.decode())
     digest = hashlib.sha256(content).hexdigest()

@@ -30,7 +30,10 @@
 --   signature_count          successes of the prompt that share it; 1 where there are none
 --   prompt_state_id, prompt_state_iteration  the state of the prompt alone, and the iteration that
 --                            sampled the rollout it comes from
---   num_uses                 picks of it that came into a step
+--   num_uses                 picks of it that came into a step, or that an iteration published
+--                            without: their group taught nothing (dynamic sampling drops equal
+--                            rewards; nobody could score it). A pick of an iteration that was
+--                            not ended is none.
 --   eligibility_reason       the first that applies: prompt_solved (p_hat of 0.75 or more),
 --                            not_judged, not_rare (trajectory, p_hat above 0.25), no_logprobs
 --                            (trajectory without stored tokens or their log-probs), cooldown (used
@@ -242,6 +245,9 @@ uses as (
             and step.iteration = replay.iteration
             and step.step = replay.step
             and step.batch_id = replay.batch_id
+    )
+    or (pick.run_id, pick.iteration) in (
+        select (policy.run_id, policy.iteration) from policies($as_of) as policy
     )
     group by source.run_id, pick.unit, pick.entry_id
 ),

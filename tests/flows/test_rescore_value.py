@@ -84,10 +84,11 @@ def expected_values(
 
 
 def judged(store: storage.Store, version: str) -> dict[tuple[str, int], float]:
-    """The scores of a version by (rollout, prefix); no state may have two."""
+    """The values of a version by (rollout, prefix); no state may have two verdicts."""
     states = {row["event_id"]: row for row in store.read("states")}
-    rows = [row for row in store.read("scores") if row["scorer_version"] == version]
-    assert len({row["target_id"] for row in rows}) == len(rows)
+    found = [row for row in store.read("scores") if row["scorer_version"] == version]
+    assert len({row["target_id"] for row in found}) == len(found)
+    rows = [row for row in found if row["status"] != "unscorable"]
     assert {(r["scorer"], r["kind"], r["target_kind"], r["status"]) for r in rows} == {
         ("value", "value", "state", "ok")
     }
@@ -243,6 +244,57 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
         "only attempts and retries are cut into states": 1,
     }
     assert len({rollout_id for rollout_id, _ in judged(store, "v1")}) == 4
+    verdicts = [row for row in store.read("scores") if row["status"] == "unscorable"]
+    assert {row["feedback"] for row in verdicts} == {
+        "its token ids are not those of the base model",
+        "its prompt fills the model's context",
+    }
+    assert [row["value"] for row in verdicts] == [None, None]
+    again = rescore_here(store, "value")
+    assert (again.ended, again.scores) == ("nothing to do", {})
+    assert not storage.verify(store, deep=True)
+
+
+def test_a_state_that_became_too_long_is_judged_once_and_never_again(
+    store: storage.Store, policy: Policy
+):
+    [event_id] = write_run(store, 1)
+    row = rollout("p00000", 5)
+    writer = store.open_stream("long", OPENED)
+    long_id = writer.event_id_of("rollouts", row)
+    context = policy.context_tokens
+    states = [
+        {
+            "iteration": 1, "rollout_id": long_id, "prefix_tokens": prefix, "cut": "line",
+            "source_run_id": "long", "prompt_id": "p00000", "prefix_sha256": f"{prefix}",
+        }
+        for prefix in (1, context)
+    ]  # fmt: skip
+    ids = tokens(long_id, prompt_ids=[65] * 9, completion_ids=[66] * (context + 9))
+    writer.append({"rollouts": [row], "rollout_tokens": [ids], "states": states}, "b")
+    publish(store, make_model(policy, 1), "v1")
+    done = rescore_here(store, "value")
+    assert done.skipped == {"a state is longer than the model's context": 1}
+    assert (long_id, 1) in judged(store, "v1")
+    assert (event_id, 0) in judged(store, "v1")
+    assert rescore_here(store, "value").ended == "nothing to do"
+
+
+def test_a_prompt_first_met_in_what_nobody_can_read_is_judged_by_a_later_response(
+    store: storage.Store, policy: Policy
+):
+    writer = store.open_stream("odd", OPENED)
+    row = rollout("p00000", 7)
+    odd_id = writer.event_id_of("rollouts", row)
+    writer.append(
+        {"rollouts": [row], "rollout_tokens": [tokens(odd_id, completion_ids=[300, 1])]}, "b"
+    )
+    first = write_run(store, 2)[0]
+    publish(store, make_model(policy, 1), "v1")
+    rescore_here(store, "value:v1", run_id="odd")
+    assert {row["status"] for row in store.read("scores")} == {"unscorable"}
+    rescore_here(store, "value")
+    assert (first, 0) in judged(store, "v1")
 
 
 @pytest.mark.parametrize("iteration", [0, 3])  # a fork publishes none in iteration 0

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rrl_core.replay.factors import UNITS, PriorityRule, hash_ids, log_priority
-from rrl_core.replay.picks import PickRule, Picks, gumbel_noise, pick_entries, signature_cap
+from rrl_core.replay.picks import (
+    PickRule,
+    Picks,
+    gumbel_noise,
+    pick_entries,
+    pick_substitutes,
+    signature_cap,
+)
 from rrl_core.seeds import derive_seed
 from tests.replay.candidates import candidates, chunks
 
@@ -255,3 +262,42 @@ def test_slots_that_do_not_exist_are_refused(num_picks):
 def test_a_rule_out_of_range_is_refused(numbers, message):
     with pytest.raises(ValueError, match=message):
         PickRule(RULE.priority, **numbers)
+
+
+# --- substitutes
+
+NONE = candidates()
+
+
+def trajectories(*prompts, **facts):
+    own = {"unit": "trajectory", "value": 1.0, "p_hat": 0.1} | facts
+    return candidates(*(own | {"prompt_id": p, "entry_id": f"old {p}"} for p in prompts))
+
+
+def test_a_prompt_gets_one_substitute_by_the_law_of_priorities():
+    # two trajectories of p1, of ages 0 and 8 with a horizon of 8: weights 1 : exp(-1)
+    rows = candidates(
+        *(
+            {"unit": "trajectory", "value": 1.0, "p_hat": 0.1, "prompt_id": "p1", "age": age}
+            for age in (0, 8)
+        )
+    )
+    law = 1 / (1 + math.exp(-1))
+    found = [pick_substitutes(rows, 4, RULE, seed, 1, NONE) for seed in range(NUM_SEEDS)]
+    assert {len(picks) for picks in found} == {1}
+    assert {picks[0].pick_kind for picks in found} == {"substitute"}
+    firsts = Counter(picks[0].entry_id for picks in found)
+    expected = {"e0": NUM_SEEDS * law, "e1": NUM_SEEDS * (1 - law)}
+    assert chi2(firsts, expected) < CHI2_4_DOF
+    [first] = [p[0] for p in found if p[0].entry_id == "e0"][:1]
+    assert first.probability == pytest.approx(law, abs=EXACT)
+
+
+def test_substitutes_go_on_after_the_picks_under_common_caps():
+    rows = trajectories("p1", "p2", "p3", "p4", signature="42")
+    taken = trajectories("q1", "q2", signature="42")
+    picks = pick_substitutes(rows, 4, RULE, 0, 1, taken)
+    assert [p.position for p in picks] == [2]  # 3 of a signature, 2 of them taken
+    assert pick_substitutes(rows, 0, RULE, 0, 1, NONE) == []
+    of_taken_prompt = pick_substitutes(trajectories("p1"), 4, RULE, 0, 1, trajectories("p1"))
+    assert of_taken_prompt == []

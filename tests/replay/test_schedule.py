@@ -13,7 +13,7 @@ MIDDLE = Situation(
     num_groups=16,
     has_value_model=True,
     is_judged=True,
-    pass_at_1=0.5,
+    best_pass_at_1=0.5,
     num_eligible={"state": 100, "trajectory": 100, "prompt": 100},
 )
 EXACT = 1e-12
@@ -69,11 +69,11 @@ def test_without_a_value_model_states_and_prompts_start_at_iteration_two():
 
 
 @pytest.mark.parametrize(
-    ("iteration", "pass_at_1", "has_started"),
+    ("iteration", "best_pass_at_1", "has_started"),
     [(9, 0.35, False), (9, None, False), (9, 0.36, True), (10, 0.0, True), (10, None, True)],
 )
-def test_trajectories_start_by_success_or_by_iteration(iteration, pass_at_1, has_started):
-    situation = replace(MIDDLE, iteration=iteration, pass_at_1=pass_at_1)
+def test_trajectories_start_by_success_or_by_iteration(iteration, best_pass_at_1, has_started):
+    situation = replace(MIDDLE, iteration=iteration, best_pass_at_1=best_pass_at_1)
     expected = ((0, 4, 0), None) if has_started else ((0, 0, 0), _BEFORE_TRAJECTORIES)
     assert groups({"trajectory"}, 0.25, situation) == expected
 
@@ -116,6 +116,28 @@ def test_a_plan_never_exceeds_the_half_or_the_eligible(units, share, iteration, 
     assert all(plan.num_groups[unit] <= eligible.get(unit, 0) for unit in UNITS)
     assert all(unit in units for unit in UNITS if plan.num_groups[unit])
     assert total > 0 or plan.waiting_reason is not None
+
+
+def substitutes(units, share, situation):
+    return plan_replay(units, share, situation).most_substitutes
+
+
+def test_substitutes_and_what_is_replayed_take_half_of_the_groups_at_most():
+    # 16 groups: half are 8, of which a share of 0.25 takes 4
+    assert substitutes({"state", "trajectory"}, 0.25, MIDDLE) == 4
+    assert substitutes({"trajectory"}, 0.5, MIDDLE) == 0
+    assert substitutes({"trajectory"}, 0.0, MIDDLE) == 8
+    # nothing is eligible for the share, so all of the half is left
+    assert substitutes({"trajectory"}, 0.25, replace(MIDDLE, num_eligible={})) == 8
+
+
+def test_substitutes_begin_with_trajectories_and_are_annealed_with_the_share():
+    assert substitutes({"state", "prompt"}, 0.25, MIDDLE) == 0
+    early = replace(MIDDLE, iteration=9, best_pass_at_1=0.35)
+    assert substitutes({"trajectory"}, 0.25, early) == 0
+    # at iteration 90 of 100 both are halved: 4 groups, 2 of them by the share
+    assert substitutes({"trajectory"}, 0.25, replace(MIDDLE, iteration=90)) == 2
+    assert substitutes({"trajectory"}, 0.25, replace(MIDDLE, iteration=100)) == 0
 
 
 def test_slots_that_the_caps_left_empty_are_told_after_the_picks():

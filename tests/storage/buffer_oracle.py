@@ -50,9 +50,10 @@ class Oracle:
             for r in self.own["replays"]
             if (r["iteration"], r["step"], r["batch_id"]) in steps
         }
+        published = {policy["iteration"] for policy in self.own["policies"]}
         uses: dict[tuple[str, str], list[Row]] = {}
         for pick in self.own["picks"]:
-            if pick["event_id"] in learned:
+            if pick["event_id"] in learned or pick["iteration"] in published:
                 uses.setdefault((pick["unit"], pick["entry_id"]), []).append(pick)
         return uses
 

@@ -218,6 +218,22 @@ def test_a_pick_is_a_use_once_its_batch_has_an_update(run: Run):
     assert run.entry(state_id)["num_uses"] == 1  # in two steps, picked once
 
 
+def test_a_pick_that_its_iteration_published_without_is_a_use(run: Run):
+    # dynamic sampling dropped its group: nothing of it is planned, and still it was tried
+    state_id = judged_state(run)
+    for iteration in range(1, 9):
+        run.pick("state", state_id, iteration)
+        assert run.entry(state_id)["num_uses"] == iteration - 1  # not before it is published
+        run.append(policies=[policy(iteration)])
+        row = run.entry(state_id)
+        assert (row["num_uses"], row["last_used_iteration"]) == (iteration, iteration)
+    run.pin(20)
+    assert run.reason(state_id) == "retired"
+    run.use("state", state_id, 9)
+    run.append(policies=[policy(9)])
+    assert run.entry(state_id)["num_uses"] == 9  # learned from and published: one use
+
+
 def use_often(run: Run, unit: str, entry_id: str, iterations: range) -> None:
     for iteration in iterations:
         run.use(unit, entry_id, iteration)
