@@ -28,7 +28,7 @@ from common import machine_facts, print_machine, print_table
 from rich.console import Console
 
 from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, retrieve
-from rrl_core.review.similarity import TermIndex, embed
+from rrl_core.review.similarity import Bm25Index, embed
 from rrl_core.tasks.prompts import INSTRUCTION
 
 BARS_S = {"bm25": 3.2, "embedding": 1.5}
@@ -84,9 +84,9 @@ def measure(num_entries: int, num_queries: int, num_rounds: int) -> dict[str, di
     entries = [replace(e, vector=vector) for e, vector in zip(entries, vectors, strict=True)]
 
     def bm25_alone() -> None:
-        index = TermIndex(problems, asked)
+        index = Bm25Index(problems, asked)
         for query in range(num_queries):
-            index.bm25(query)
+            index.scores(query)
 
     def retrieve_by(ranking: Any) -> Callable[[], object]:
         return lambda: retrieve(entries, queries, MemoryRule(ranking, 2, 200))
