@@ -254,6 +254,8 @@ def step_samples(store: Store, run_id: str, iteration: int) -> list[Row]:
     scores = {row["event_id"]: row for row in read("scores")}
     picks = {row["event_id"]: row for row in read("picks")}
     learned = {(row["step"], row["rollout_id"]): row for row in read("learned_samples")}
+    targets = {row["event_id"]: rollouts[row["rollout_id"]] for row in read("distillations")}
+    rollouts |= targets  # a distilled sample is the second attempt it was made of
     taken = {row["step"] for row in read("updates") if not row["is_skipped"]}
     rollouts |= _by_id(store, "rollouts", {r["rollout_id"] for r in replays} - rollouts.keys())
     scores |= _by_id(store, "scores", {r["score_id"] for r in replays} - scores.keys())

@@ -316,6 +316,24 @@ def rescore(
     )
 
 
+@app.command()
+def study(
+    config: Annotated[Path, typer.Argument(help="TOML file, or a shipped one: study-small.")],
+    output: Annotated[Path, typer.Option(help="Folder that gets the table and the plot.")] = Path(
+        "results"
+    ),
+    orchestrator: Annotated[
+        Literal["prefect", "none"], typer.Option(help="prefect: each run is a flow run.")
+    ] = "none",
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare arms at one budget of tokens, over seeds; goes on where it was stopped."""
+    from flows import study_commands
+
+    study_commands.study(config, store, output, orchestrator, as_json)
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="smollm2-135m")],

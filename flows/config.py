@@ -387,7 +387,8 @@ def _find(path: Path) -> Path:
     for candidate in (path, path.with_suffix(".toml"), shipped, shipped.with_suffix(".toml")):
         if candidate.is_file() and candidate.suffix == ".toml":
             return candidate.resolve()
-    names = ", ".join(sorted(p.name for p in CONFIGS_DIR.glob("*.toml")))
+    shipped_names = (p.name for p in CONFIGS_DIR.glob("*.toml") if not p.match("study-*"))
+    names = ", ".join(sorted(shipped_names))
     raise ConfigError(
         f"no configuration at {path}: give a TOML file, or one of the shipped {names}"
     )

@@ -218,7 +218,7 @@ def review_rows(session: Session, iteration: int, chosen: Sequence[Gated]) -> di
 
 
 def _is_review(rollout: Row) -> bool:
-    return rollout["role"] == "review" or rollout["arm"] == UNREVIEWED_ARM
+    return bool(rollout["role"] == "review" or rollout["arm"] == UNREVIEWED_ARM)
 
 
 def _review_row(session: Session, texts: ReviewFormat, one: Gated, rollout: Row) -> Row:

@@ -254,7 +254,7 @@ def is_spent(run_id: str) -> bool:
     if limit is None:
         return False
     budget = session.store.view("sampled_budget", run_id=run_id)
-    return sum(row["num_tokens"] for row in budget if row["is_training"]) >= limit
+    return bool(sum(row["num_tokens"] for row in budget if row["is_training"]) >= limit)
 
 
 def finish(run_id: str, what: str, reason: str | None = None) -> int:

