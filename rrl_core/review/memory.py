@@ -8,8 +8,8 @@ later reviews. Our choices:
        bm25       BM25 relative to the problem's score with itself, about 0 to 1
        embedding  cosine of character n-gram vectors, 0 where below
    An entry less similar than the floor is not retrieved.
-2. score = similarity * (num_helpful + 1) / (num_helpful + num_harmful + 2). The factor is 1/2 without
-   history, so a good one doubles a score at most. Ties go by review id.
+2. score = similarity * (num_helpful + 1) / (num_helpful + num_harmful + 2). The factor of an entry
+   without history is 1/2; a good one doubles a score at most. Ties go by review id.
 3. Never retrieved are entries of the same problem or of a near-duplicate (`similarity`), and those
    in which the problem's gold stands as an answer (`leak.holds_gold`).
 4. The token budget is filled in the order of the scores; an entry that does not fit is skipped.
@@ -39,7 +39,7 @@ Ranking = Literal["recency", "bm25", "embedding"]
 Ints = NDArray[np.int64]
 
 _BLOCK = 64  # queries whose cosines are held at a time
-_FIRST = 256
+_FIRST = 256  # entries sorted first
 
 
 @dataclass(frozen=True)

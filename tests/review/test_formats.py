@@ -78,6 +78,8 @@ def test_labelled_parts_are_read_whatever_stands_around(text):
         (" \n\t ", "empty"),
         ("!? ...", "empty"),
         ("Wrong:\nInstead:", "empty"),
+        ("Wrong: !\nInstead: ?", "empty"),
+        (f"Wrong: {WRONG}\nInstead: ...", "malformed"),
         ("I was careless and will count again", "malformed"),
         (f"Wrong: {WRONG}", "malformed"),
         (f"Instead: {INSTEAD}", "malformed"),
@@ -133,7 +135,9 @@ def test_a_malformed_review_gives_its_raw_text_cut():
 
 PIECES = st.lists(
     st.one_of(
-        st.sampled_from(["Wrong:", "Instead:", "\n", "\n\n", " ", "**", "- ", "1. ", ":", "four "]),
+        st.sampled_from(
+            ["Wrong:", "Instead:", "\n", "\n\n", " ", "**", "- ", "1. ", ":", "!", "four "]
+        ),
         st.text(max_size=8),
     ),
     max_size=12,
