@@ -60,7 +60,7 @@ judged as materialized (  -- the reviews with a second attempt that has a reward
     group by second.parent_id
 ),
 shown as (
-    select distinct
+    select
         known.review_id as shown_to,
         unnest(json_extract_string(known.memory_json, '$[*].review_id')) as review_id
     from known

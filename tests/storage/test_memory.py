@@ -119,7 +119,7 @@ def test_a_run_has_its_own_memory_and_a_fork_what_its_parent_had(store: storage.
     parent, other = ReviewRun(store, "r1"), ReviewRun(store, "r3")
     first = verified(parent, 1, [])
     number = store.head().number
-    late = verified(parent, 2, [first])
+    late = verified(parent, 1, [first])  # the fork was begun before
     foreign = verified(other, 1, [first])
     forked = {"parent_run_id": "r1", "parent_iteration": 1, "parent_as_of": number}
     fork = ReviewRun(store, "r2", **forked)

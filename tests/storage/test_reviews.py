@@ -210,7 +210,7 @@ def test_a_fork_remembers_what_its_parent_distilled_and_verified(run: ReviewRun)
         number = run.commit()
     forked = {"parent_run_id": "r1", "parent_iteration": 1, "parent_as_of": number}
     fork = ReviewRun(run.store, "r2", **forked)
-    fork.begin(2)
+    fork.begin(3)
     fork.attempt(1.0, "p2")  # distilled by the parent, but after the fork
     fork.review(fork.attempt(0.0, "p1"))
     fork.commit()
