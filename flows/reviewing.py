@@ -9,6 +9,7 @@ resumed run asks for the same rollouts.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -159,8 +160,12 @@ def _arms(
     """Return the control arm of each gated prompt: None for most."""
     if not session.config.review.controls:
         return [None] * len(asked)
-    budget = session.store.view("sampled_budget", run_id=session.run_id, as_of=as_of)
-    counts = {row["arm"]: row["num_rollouts"] for row in budget if row["role"] == "control"}
+    counts: Counter[str] = Counter()
+    for stretch in session.lineage.stretches:  # a fork goes on counting where its parent was
+        until = stretch.until(as_of)
+        for row in session.store.view("sampled_budget", run_id=stretch.run_id, as_of=until):
+            if row["role"] == "control":
+                counts[row["arm"]] += row["num_rollouts"]
     arms = []
     for prompt, found in zip(asked, shown, strict=True):
         seed = derive_seed(session.config.run.seed, "arm", iteration, prompt.prompt_id)
@@ -168,7 +173,7 @@ def _arms(
         if arm == "random_review" and len(asked) < 2:
             arm = None  # there is no review of another prompt to give
         if arm is not None:
-            counts[arm] = counts.get(arm, 0) + 1
+            counts[arm] += 1
         arms.append(arm)
     return arms
 

@@ -9,7 +9,8 @@ later reviews. Our choices:
        embedding  cosine of character n-gram vectors, 0 where below
    An entry less similar than the floor is not retrieved.
 2. score = similarity * (num_helpful + 1) / (num_helpful + num_harmful + 2). The factor of an entry
-   without history is 1/2; a good one doubles a score at most. Ties go by review id.
+   without history is 1/2; a good one doubles a score at most. Ties go to the
+   newer: ids name the run, and a fork is to be shown what its original is.
 3. Never retrieved are entries of the same problem or of a near-duplicate (`similarity`), and those
    in which the problem's gold stands as an answer (`leak.holds_gold`).
 4. The token budget is filled in the order of the scores; an entry that does not fit is skipped.
@@ -164,7 +165,6 @@ class _Columns:
     prompt_N: Ints
     tokens_N: Ints
     factor_N: Floats
-    id_order_N: Ints
 
 
 def _columns(entries: Sequence[MemoryEntry]) -> _Columns:
@@ -174,11 +174,8 @@ def _columns(entries: Sequence[MemoryEntry]) -> _Columns:
     tokens_N, helpful_N, harmful_N = counts_3N
     problem_of, problem_N = _places([entry.problem for entry in entries])
     prompt_of, prompt_N = _places([entry.prompt_id for entry in entries])
-    _, id_order_N = _places([entry.review_id for entry in entries])
     factor_N = (helpful_N + 1) / (helpful_N + harmful_N + 2)
-    return _Columns(
-        list(problem_of), problem_N, prompt_of, prompt_N, tokens_N, factor_N, id_order_N
-    )
+    return _Columns(list(problem_of), problem_N, prompt_of, prompt_N, tokens_N, factor_N)
 
 
 def _places(texts: list[str]) -> tuple[dict[str, int], Ints]:
@@ -242,8 +239,7 @@ def _best_first(
         is_allowed &= similarity_N >= rule.floor
     allowed = np.flatnonzero(is_allowed)
     scores = similarity_N[allowed] * columns.factor_N[allowed]
-    order = columns.id_order_N[allowed]
     # Sorting them all would take most of the time, and the first few are nearly always enough.
     least = np.partition(scores, -_FIRST)[-_FIRST] if len(scores) > _FIRST else -np.inf
     for part in (np.flatnonzero(scores >= least), np.flatnonzero(scores < least)):
-        yield from allowed[part[np.lexsort((order[part], -scores[part]))]].tolist()
+        yield from allowed[part[np.lexsort((-part, -scores[part]))]].tolist()
