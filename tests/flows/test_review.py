@@ -19,7 +19,7 @@ from flows.summary import run_summary
 from flows.train import train
 from flows.wiring import session_of
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
-from tests.flows.scripted import scripted_run
+from tests.flows.scripted_reviews import scripted_run
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
