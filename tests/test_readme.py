@@ -9,17 +9,19 @@ from typer.testing import CliRunner
 import storage
 from flows.cli import app
 from flows.config import load_config
+from flows.study import load_study, planned_runs
 from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-REPLAY = (ROOT / "docs" / "replay.md").read_text()
+REPLAY, REVIEW = ((ROOT / "docs" / name).read_text() for name in ("replay.md", "review.md"))
 COMMANDS = [
     line.split(" #")[0].strip()
-    for line in [*README.splitlines(), *REPLAY.splitlines()]
+    for line in [*README.splitlines(), *REPLAY.splitlines(), *REVIEW.splitlines()]
     if line.startswith("rrl ")
 ]
-INSPECTING = [c for c in COMMANDS if c.split()[1] != "train"]
+INSPECTING = [c for c in COMMANDS if c.split()[1] not in ("train", "study")]
+STUDIES = [c for c in COMMANDS if c.split()[1] == "study"]
 TRAINING = [c for c in COMMANDS if c.split()[1] == "train"]
 
 
@@ -50,6 +52,11 @@ def test_training_commands_name_configs_and_keys_that_exist(command: str):
     words = shlex.split(command)
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     assert load_config(Path(words[2]), overrides).run.iterations > 0
+
+
+@pytest.mark.parametrize("command", STUDIES)
+def test_studies_are_there_and_their_arms_are_configurations(command: str):
+    assert planned_runs(load_study(Path(command.split()[2])))
 
 
 def test_the_python_line_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):

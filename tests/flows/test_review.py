@@ -1,6 +1,7 @@
 """Self-review in training: failures are reviewed, tried again, compared, and the fix distilled."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,29 @@ import pytest
 import storage
 from flows import tasks
 from flows.auditing import audit
+from flows.commands import TrainRequest
+from flows.commands import train as train_command
 from flows.config import ConfigError, RunConfig, load_config
+from flows.evaluate import EvaluateRequest, evaluate
 from flows.metrics import iteration_metrics
 from flows.planned import planned_steps
 from flows.progress import Progress
+from flows.reflecting import mode_cost
 from flows.stepping import retake
 from flows.summary import run_summary
 from flows.train import train
 from flows.wiring import session_of
+from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
 from tests.flows.scripted_reviews import scripted_run
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
+
+
+TASK = {
+    "reward": "rrl_core.tasks.dense:contains_digit", "num_train": 12, "num_eval": 6,
+}  # fmt: skip
 
 
 def review_config(*overrides: str) -> RunConfig:
@@ -207,6 +218,52 @@ def test_a_resumed_run_reviews_the_same(tmp_path: Path, reviewed: storage.Store)
     with Progress(quiet=True) as progress:
         assert train(store, review_config(), RUN_ID, "none", progress) == "finished"
     assert fingerprint(store, tables=TABLES) == fingerprint(reviewed, tables=TABLES)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory, reviewed: storage.Store) -> storage.Store:
+    """A copy of the reviewing run's store that may be written to."""
+    path = tmp_path_factory.mktemp("copied") / "store"
+    shutil.copytree(reviewed.path, path)
+    return storage.open(path)
+
+
+def test_an_unchanged_fork_reviews_and_learns_what_its_parent_did(copied: storage.Store):
+    request = TrainRequest(None, (), None, "fork", "none", False, f"{RUN_ID}@3")
+    train_command(request, copied.path, True)
+
+    def learned(run_id: str) -> list[tuple[str, ...]]:
+        rows = copied.read("policies", run_id=run_id)
+        digests = [row["adapter_digest"] for row in rows if row["policy_version"] >= 3]
+        reviews = copied.read("reviews", run_id=run_id)
+        kept = ("prompt_id", "review", "status", "memory_tokens")
+        told = [tuple(r[k] for k in kept) for r in reviews if r["iteration"] > 3]
+        return [tuple(digests), *told]
+
+    assert learned("fork") == learned(RUN_ID)
+
+
+def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(copied: storage.Store):
+    with Progress(quiet=True) as progress:
+        direct = EvaluateRequest(RUN_ID, prompts=4)
+        [row, *_] = evaluate(copied, direct, progress)
+        both = EvaluateRequest(RUN_ID, prompts=4, mode="reflect")
+        rows = {r["name"]: r for r in evaluate(copied, both, progress)}
+    version = row["policy_version"]
+    assert {r["role"] for r in copied.read("rollouts", run_id=direct.stream)} == {"evaluation"}
+    asked = {p.prompt_id: p.messages for p in build_task("arithmetic", TASK).prompts("eval")}
+    tokens = {t["rollout_id"]: t for t in copied.read("rollout_tokens", run_id=direct.stream)}
+    for rollout in copied.read("rollouts", run_id=direct.stream):
+        given = bytes(i for i in tokens[rollout["event_id"]]["prompt_ids"] if i < 256).decode()
+        assert given == f"user: {asked[rollout['prompt_id']][-1]['content']}\nassistant: "
+    assert mode_cost(copied, direct.stream, version, "direct").num_review_tokens == 0
+    took = mode_cost(copied, both.stream, version, "reflect")
+    assert set(rows) == {"held_out", "held_out_reflect"}
+    assert took.num_answers == 4
+    assert 0 < took.num_review_tokens < took.num_sampled_tokens
+    assert rows["held_out"]["mean_score"] == row["mean_score"]
+    expected = pytest.approx(took.num_sampled_tokens / 4)
+    assert rows["held_out_reflect"]["mean_completion_tokens"] == expected
 
 
 def second_success(store: storage.Store, since: int) -> float:
