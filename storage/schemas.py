@@ -419,7 +419,7 @@ PICKS = Table(
         Column("priority", REAL, "exp(beta base) freshness rarity^0.5."),
         Column("probability", REAL, "Probability of being the first pick."),
         Column("gumbel_key", REAL, "Key it was ranked by."),
-        Column("pick_kind", TEXT, "prioritised or uniform."),
+        Column("pick_kind", TEXT, "prioritised, uniform or substitute."),
         Column("age", INT, "Policy versions since its rollout was sampled."),
     ),
 )
@@ -533,7 +533,7 @@ REPLAYS = Table(
         Column(
             "probability", REAL, "Probability of its pick; NULL for fresh rollouts.", nullable=True
         ),
-        Column("pick_kind", TEXT, "fresh, prioritised or uniform."),
+        Column("pick_kind", TEXT, "fresh, prioritised, uniform or substitute."),
         Column("age", INT, "Policy versions between its sampling and this step's iteration."),
         Column("pick_id", TEXT, "`picks.event_id` that brought it.", nullable=True, since=2),
         Column(

@@ -14,3 +14,8 @@ def seldom_scored(prompt: Prompt, completion: str) -> Score:
     if prompt.prompt_id[-1].isdigit():
         return Score(None, "unscorable")
     return Score(early_seven(prompt, completion))
+
+
+def uneven(prompt: Prompt, completion: str) -> float:
+    """Solve prompts whose id ends in a letter whatever is said; the others take a 7 in time."""
+    return 1.0 if not prompt.prompt_id[-1].isdigit() else float("7" in completion[:4])

@@ -1,4 +1,4 @@
-"""Short runs of the fake sampler whose completions follow a script."""
+"""Short runs of the fake sampler whose completions follow a script: what happens is planned."""
 
 from collections.abc import Callable
 from pathlib import Path

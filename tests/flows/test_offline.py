@@ -378,3 +378,36 @@ def test_an_export_never_overwrites_a_file(store: storage.Store, tmp_path: Path)
     with pytest.raises(storage.QueryError, match="expected a new file"):
         export(store, "select event_id as rollout_id from rollouts", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_usable"),
+    [([], 48), (["learner.correction=none"], 64), (["learner.algorithm=sft"], 64)],
+)
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}])
+def test_what_was_sampled_from_a_cut_distribution_is_left_out_under_a_correction(
+    store: storage.Store, cut: Row, overrides: list[str], num_usable: int
+):
+    def narrowed(table: str, row: Row) -> Row:
+        return row | cut if table == "rollouts" else row
+
+    copied(store, "narrow-run", narrowed, policy_row(store))
+    learn(store, offline_config("run.iterations=1", *overrides))
+    [plan] = plans_of(store, "offline-run")
+    assert plan["num_eligible"] == num_usable
+    reasons = json.loads(plan["reasons_json"])["trajectory"]
+    assert reasons.get("cut_distribution", 0) == 64 - num_usable
+    failures = store.read("failures", run_id="offline-run")
+    assert [f["kind"] for f in failures] == ["cut_distribution"] * (num_usable < 64)
+
+
+def test_an_advantage_is_per_unit_of_the_reward_range(store: storage.Store):
+    learn(store, offline_config("run.iterations=1"), "unit-run")
+    learn(store, offline_config("run.iterations=1", "replay.reward_range=2"), "double-run")
+    unit, double = (
+        {row["rollout_id"]: row["advantage"] for row in store.read("replays", run_id=run)}
+        for run in ("unit-run", "double-run")
+    )
+    assert double == {rollout_id: pytest.approx(a / 2) for rollout_id, a in unit.items()}
+    config = offline_config("run.iterations=1", "replay.reward_range=2")
+    assert differences(store, "double-run", config) == []

@@ -1,0 +1,89 @@
+"""The buffer a run picks from: bounded whoever judges, weighed by a curriculum where it is on."""
+
+import json
+
+import pytest
+
+import storage
+from flows.materializing import Moment, materialize
+from flows.replaying import NO_MODEL, Buffer, Pin, decide, read_buffer
+from rrl_core.replay.schedule import curriculum_weights
+from tests.flows.conftest import RUN_ID, replay_config
+
+ITERATION = 5
+
+
+@pytest.fixture
+def pin(replayed: storage.Store) -> Pin:
+    [row] = replayed.read("views_pinned", run_id=RUN_ID, iteration=ITERATION)
+    return Pin(row["as_of"], NO_MODEL)
+
+
+def states_in(buffer: Buffer) -> list[dict]:
+    return [row for row in buffer.eligible.to_pylist() if row["unit"] == "state"]
+
+
+def test_without_a_model_the_capacity_bounds_the_states_and_keeps_the_best(
+    replayed: storage.Store, pin: Pin
+):
+    whole = read_buffer(replayed, RUN_ID, pin, replay_config())
+    worth = {row["entry_key"]: row["value"] - row["prompt_value"] for row in states_in(whole)}
+    few = read_buffer(replayed, RUN_ID, pin, replay_config("replay.capacity=10"))
+    best = sorted(worth, key=lambda key: (-worth[key], key))[:10]
+    assert sorted(row["entry_key"] for row in states_in(few)) == sorted(best)
+    assert few.num_candidates == whole.num_candidates
+    assert few.num_eligible()["state"] == 10
+    reasons = json.loads(few.reasons_json())["state"]
+    assert reasons["beyond_capacity"] == len(worth) - 10
+    others = [row for row in few.eligible.to_pylist() if row["unit"] != "state"]
+    assert others == [row for row in whole.eligible.to_pylist() if row["unit"] != "state"]
+
+
+def test_below_the_capacity_the_same_is_picked(replayed: storage.Store, pin: Pin):
+    num_states = len(states_in(read_buffer(replayed, RUN_ID, pin, replay_config())))
+    decided = [
+        decide(replayed, RUN_ID, replay_config(f"replay.capacity={n}"), ITERATION, pin)
+        for n in (16_384, num_states)
+    ]
+    assert decided[0].picks == decided[1].picks
+    assert decided[0].plan == decided[1].plan
+    assert decided[0].picks
+
+
+def test_a_model_that_judges_within_the_capacity_is_bounded_by_it_already(
+    replayed: storage.Store,
+):
+    [row] = replayed.read("views_pinned", run_id=RUN_ID, iteration=ITERATION)
+    version = replayed.read("value_models", run_id=RUN_ID)[3]["scorer_version"]
+    buffer = read_buffer(replayed, RUN_ID, Pin(row["as_of"], version), replay_config())
+    assert "beyond_capacity" not in buffer.reasons_json()
+
+
+def test_a_curriculum_multiplies_priorities_by_the_weight_of_the_difficulty(
+    replayed: storage.Store, pin: Pin
+):
+    config = replay_config("replay.curriculum=true")
+    whole = read_buffer(replayed, RUN_ID, pin, config)
+    entries = replayed.view(
+        "replay_buffer", arguments={"run": RUN_ID, "version": NO_MODEL}, as_of=pin.as_of
+    )
+    tried: dict[str, list[int]] = {}
+    for row in entries:
+        if row["unit"] == "prompt":
+            tries = tried.setdefault(row["difficulty"], [0, 0])
+            tries[0] += row["prompt_ok"]
+            tries[1] += row["prompt_tries"]
+    rates = {difficulty: ok / num for difficulty, (ok, num) in tried.items()}
+    assert whole.pass_rates == pytest.approx(rates)
+    weights = curriculum_weights(rates)
+    assert any(weight < 1 for weight in weights.values())
+    moment = Moment(pin.as_of, NO_MODEL)
+    plain, weighed = (
+        {(r["unit"], r["entry_id"]): r for r in materialize(replayed, RUN_ID, c, moment, 9999).best}
+        for c in (replay_config(), config)
+    )
+    for key, row in weighed.items():
+        factor = weights[row["difficulty"]]
+        assert row["priority"] == pytest.approx(plain[key]["priority"] * factor, rel=1e-12)
+    for pick in decide(replayed, RUN_ID, config, ITERATION, pin).picks:
+        assert pick["priority"] == weighed[pick["unit"], pick["entry_id"]]["priority"]
