@@ -33,6 +33,10 @@ VIEWS = (  # in the order of definition: each may use those before it
     "replay_audit",
     "value_drift",
     "run_overview",
+    "learning_by_unit",
+    "reward_spread",
+    "buffer_counts",
+    "rollout_sample",
 )
 ORDERS = {  # of views whose text has none
     "latest_scores": "_commit, _row",
