@@ -45,7 +45,7 @@ USABLE, NOT_JUDGED, NOT_REWARDED = "usable", "not_judged", "not_rewarded"
 REASONS = {
     "other_task": "their prompt belongs to another task",
     "held_out": "their prompt is held out for evaluation",
-    "not_whole": "they continue a given prefix, or were sampled for other ends than learning",
+    "not_whole": "they were given more than the prompt, or sampled for other ends than learning",
     "greedy": "they were sampled greedily, so no temperature says how likely they were",
     "no_tokens": "their token ids are not stored; text is never encoded again",
     "no_logprobs": "there are not as many stored sampler log-probs as token ids",
@@ -54,8 +54,7 @@ REASONS = {
     NOT_JUDGED: "the reward scorer has not judged them",
     NOT_REWARDED: "they did no better than their prompt usually does",
 }
-_WHOLE_ROLES = ("attempt", "retry", "second_attempt", "imported")
-_DEFAULT_ROLES = ("attempt", "retry", "imported")
+_WHOLE_ROLES = ("attempt", "retry", "imported")  # sampled from the prompt alone
 _JUDGED_AT_ONCE = 1_024
 _KEPT = pa.schema(
     [(name, pa.string()) for name in ("rollout_id", "run_id", "group_id", "score_id")]
@@ -333,7 +332,7 @@ def named_ids(store: Store, config: RunConfig, as_of: int) -> pa.Array | None:
 
 def _wanted(batch: pa.RecordBatch, named: pa.Array | None) -> pa.BooleanArray:
     if named is None:
-        return pc.is_in(batch["role"], pa.array(_DEFAULT_ROLES))
+        return pc.is_in(batch["role"], pa.array(_WHOLE_ROLES))
     return pc.is_in(batch["rollout_id"], named)
 
 

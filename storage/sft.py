@@ -31,7 +31,8 @@ def sft_examples(
         as_of: commit number; None is the newest.
 
     Raises:
-        QueryError: the query is wrong, or names what is no rollout with a completion.
+        QueryError: the query is wrong, or names what is no answer to a prompt: no rollout with a
+            completion, or a review.
         DamagedError: a segment it reads is missing or was changed.
     """
     number = store.number(as_of)
@@ -43,8 +44,8 @@ def sft_examples(
         unknown = printable(next(i for i in ids if i not in rewards))
         raise QueryError(
             f"the query names {len(ids) - len(rewards)} ids that are no rollouts with a completion "
-            f"as of commit {number}, the first `{unknown}`; name `event_id` of "
-            f"`rollouts` whose status is ok, as {COLUMN}"
+            f"as of commit {number}, or reviews, which answer no prompt; the first `{unknown}`; name "
+            f"`event_id` of `rollouts` whose status is ok and role not review, as {COLUMN}"
         )
     for first in range(0, len(ids), _ROWS_AT_ONCE):
         chunk = ids[first : first + _ROWS_AT_ONCE]
@@ -63,8 +64,13 @@ def sft_examples(
 
 
 def _rewards(store: Store, ids: set[str], as_of: int) -> dict[str, float | None]:
-    """Return the reward of each of the rollouts that there is."""
-    query = "select rollout_id, reward from judged_rollouts"
+    """Return the reward of each of the rollouts that there is; reviews are left out."""
+    query = """
+        select judged.rollout_id, judged.reward
+        from judged_rollouts as judged
+        join rollouts as rollout on rollout.event_id = judged.rollout_id
+        where rollout.role <> 'review' and rollout.arm is distinct from 'no_memory_review'
+    """
     found: dict[str, float | None] = {}
     for batch in store.batches(query, as_of=as_of):
         columns = (batch.column(name).to_pylist() for name in ("rollout_id", "reward"))

@@ -1,5 +1,6 @@
 """Everything the log says about one event."""
 
+import json
 from typing import Any
 
 from storage.errors import QueryError
@@ -10,7 +11,9 @@ from storage.store import Store
 Rows = list[dict[str, Any]]
 
 _REFERENCES = {  # the prefixes of what a column may name; None: any
-    "rollout_id": ("ro",),
+    "rollout_id": ("ro", "di"),
+    "attempt_id": ("ro",),
+    "review_id": ("ro",),
     "target_id": None,
     "parent_id": None,
     "score_id": ("sc",),
@@ -21,6 +24,10 @@ _MAX_CANDIDATES = 5
 
 def story(store: Store, event_id: str, allow_damaged: bool = False) -> dict[str, Rows]:
     """Return the rows about one event by table: itself and all that name it; or those of a run.
+
+    What a rollout answers and what came of it is added: `parent_rollouts`, nearest first,
+    `parent_reviews` as they were read, `shown_reviews` (the earlier ones that were shown to the
+    review), `child_scores`.
 
     Args:
         store: what to ask.
@@ -73,7 +80,39 @@ class _Teller:
             columns += [c.name for c in table.columns if _may_name(c.name, event_id)]
             found = [row for c in columns for row in self._ask(name, f"{c} = $id", event_id)]
             rows[name] = list({row["event_id"]: row for row in found}.values())
-        return rows
+        for distilled in rows["distillations"]:
+            if distilled["rollout_id"] == event_id:  # what it was learned from as
+                for name in ("replays", "learned_samples"):
+                    rows[name] += self._ask(name, "rollout_id = $id", distilled["event_id"])
+        return rows | self._around(event_id, rows) if event_id.startswith("ro") else rows
+
+    def _around(self, event_id: str, rows: dict[str, Rows]) -> dict[str, Rows]:
+        """Return what a rollout answers, and how the answers to it were judged."""
+        parents = self._parents(event_id, rows["rollouts"])
+        reviews = [row for row in rows["reviews"] if row["rollout_id"] == event_id]
+        of_parents = [r for i in parents for r in self._ask("reviews", "rollout_id = $id", i)]
+        shown = [s["review_id"] for r in reviews + of_parents for s in json.loads(r["memory_json"])]
+        children = [row["event_id"] for row in rows["rollouts"] if row["parent_id"] == event_id]
+        return {
+            "parent_rollouts": list(parents.values()),
+            "parent_reviews": of_parents,
+            "shown_reviews": [
+                r for i in shown for r in self._ask("reviews", "rollout_id = $id", i)
+            ],
+            "child_scores": [
+                r for i in children for r in self._ask("scores", "target_id = $id", i)
+            ],
+        }
+
+    def _parents(self, event_id: str, rollouts: Rows) -> dict[str, dict[str, Any]]:
+        """Return the rollouts that one of `rollouts` answers, by id, nearest first."""
+        found = {}
+        wanted = [row["parent_id"] for row in rollouts if row["event_id"] == event_id]
+        while wanted and wanted[0].startswith("ro"):
+            rows = self._ask("rollouts", "event_id = $id", wanted[0])
+            found |= {row["event_id"]: row for row in rows}
+            wanted = [row["parent_id"] for row in rows]
+        return found
 
     def _ask(self, name: str, condition: str, value: str, columns: str = "*") -> Rows:
         query = f"select {columns} from {name} where {condition}"  # noqa: S608 - both come from this file

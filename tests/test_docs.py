@@ -65,9 +65,9 @@ def test_every_question_has_the_answer_that_is_printed(
     assert not UNSTABLE & set(re.findall(r"\w+", query))
 
 
-def test_there_are_twenty_two_numbered_questions_each_with_a_sentence_and_a_query():
-    sections = re.split(r"^### ", SQL_MD.split("## Twenty-two questions")[1], flags=re.M)[1:]
-    assert [int(section.split(".")[0]) for section in sections] == list(range(1, 23))
+def test_there_are_twenty_three_numbered_questions_each_with_a_sentence_and_a_query():
+    sections = re.split(r"^### ", SQL_MD.split("## Twenty-three questions")[1], flags=re.M)[1:]
+    assert [int(section.split(".")[0]) for section in sections] == list(range(1, 24))
     for section in sections:
         assert re.match(r"\d+\. .*\?\n\n.+\.\n\n```sql\n", section, re.S), section
         assert section.count("```sql") == 1

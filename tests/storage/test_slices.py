@@ -183,6 +183,17 @@ def test_what_was_judged_needs_no_prompt(memory_path: Path):
     assert contents.unfit == {"its prompt is not in the store": 1}
 
 
+def test_a_review_is_no_answer_to_be_judged(memory_path: Path):
+    store = storage.open(memory_path, create=True)
+    facts = {"role": "control", "parent_id": "ro1"}
+    append(store, "r1", [2], role="review")
+    append(store, "r2", [1], **facts, arm="no_memory_review")
+    answers = append(store, "r3", [1], **facts, arm="no_memory") + append(store, "r4", [1])
+    contents, _ = Slice(store, wanted(store)).shards(8)
+    assert (contents.num_left, contents.unfit) == (2, {"a review answers no prompt": 3})
+    assert read_all(store, wanted(store), 8) == [answers]
+
+
 def test_a_shard_reads_only_the_segments_its_positions_lie_in(memory_path: Path):
     store = storage.open(memory_path, create=True)
     ids = append(store, "r1", [4, 4, 4])

@@ -1,0 +1,16 @@
+-- Question: how much did a run sample, and for what?
+-- Grain: one row per run, role, and arm of the controls.
+-- Parameters: $as_of, a commit number.
+-- Columns: arm (NULL but for controls), num_rollouts (with a completion), num_tokens (sampled for
+--          them), is_training (false for evaluations).
+select
+    rollout.run_id,
+    rollout.role,
+    rollout.arm,
+    count(*) as num_rollouts,
+    sum(rollout.num_completion_tokens)::bigint as num_tokens,
+    rollout.role <> 'evaluation' as is_training
+from rollouts($as_of) as rollout
+where rollout.status = 'ok'
+group by rollout.run_id, rollout.role, rollout.arm
+order by rollout.run_id, rollout.role, rollout.arm
