@@ -236,9 +236,7 @@ def report(
     """Show what happened in runs, and their rollouts, on one HTML page without network."""
     from flows import report_commands
 
-    request = report_commands.ReportRequest(
-        tuple(run_ids), output, as_of, rollouts, allow_damaged
-    )
+    request = report_commands.ReportRequest(tuple(run_ids), output, as_of, rollouts, allow_damaged)
     report_commands.report(request, store)
 
 
@@ -429,7 +427,9 @@ EXIT_CODES = {
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"rrl: {message}", err=True)
+    from storage.answers import printable_lines  # a message may name what a model said
+
+    typer.echo(f"rrl: {printable_lines(message)}", err=True)
     sys.exit(code)
 
 

@@ -10,6 +10,7 @@ from flows.waiting import bar_after
 from storage.errors import QueryError
 
 BAR_AFTER_S = 2.0
+_HEAD_BYTES = 2_048
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,7 @@ def report(request: ReportRequest, store_path: Path) -> None:
     """Write the report of some runs as one HTML file; say what it holds."""
     from flows.report.page import make_page
 
-    if not request.output.parent.is_dir():
-        raise QueryError(
-            f"--output: expected a file in an existing folder, came `{request.output}`; create "
-            f"`{request.output.parent}` first"
-        )
+    _check_output(request.output)
     store = storage.open(store_path)
     damaged = store.damaged() if request.allow_damaged else {}
     name_damaged(damaged)
@@ -52,3 +49,24 @@ def report(request: ReportRequest, store_path: Path) -> None:
     )
     if damaged:
         sys.exit(EXIT_DAMAGED)
+
+
+def _check_output(output: Path) -> None:
+    """Refuse to write where no file can be, or over a file that is no report."""
+    if not output.parent.is_dir():
+        raise QueryError(
+            f"--output: expected a file in an existing folder, came `{output}`; create "
+            f"`{output.parent}` first"
+        )
+    if output.exists() and not (output.is_file() and _is_report(output)):
+        raise QueryError(
+            f"--output: expected a new file or an earlier report, but `{output}` is neither; name "
+            "another"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    from flows.report.markup import GENERATOR
+
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_HEAD_BYTES)

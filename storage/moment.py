@@ -23,6 +23,12 @@ class Moment:
     number: int
     allow_damaged: bool = False
 
+    @property
+    def sha256(self) -> str:
+        """Hash of the commit; empty before the first."""
+        commit = self.store.log.read(self.number)
+        return commit.sha256 if commit is not None else ""
+
     def read(
         self,
         name: str,
@@ -56,10 +62,11 @@ class Moment:
         conditions += [f"{column} in (select unnest(${column}))" for column in wanted]
         everything = "* exclude (_commit, _row)" if name in TABLES else "*"
         order = "_commit, _row" if name in TABLES else ORDERS.get(name)
-        query = (
-            f"select {', '.join(columns) or everything} from {source_sql(name, self.number, given)} "  # noqa: S608 - names from this package
-            f"where {' and '.join(conditions) or 'true'}" + (f" order by {order}" if order else "")
-        )
+        selected = ", ".join(columns) or everything
+        source = source_sql(name, self.number, given)
+        query = f"select {selected} from {source}"  # noqa: S608 - names from this package
+        query += f" where {' and '.join(conditions) or 'true'}"
+        query += f" order by {order}" if order else ""
         params |= given | {column: sorted(values) for column, values in wanted.items()}
         relation = self.store.sql(query, params, self.number, self.allow_damaged)
         return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]

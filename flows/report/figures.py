@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree as ET
 
 from flows.report.markup import element, number, table
@@ -23,14 +23,18 @@ Bounds = Sequence[tuple[float, float | None, float | None]]
 
 NUM_COLOURS = 6
 MAX_TABLE_ROWS = 60
+MOST_MARKERS = 40  # points that are marked one by one
+MOST_ROUGH = 60  # points of a line; a longer one is averaged over windows
 _SIZE_INCHES = (4.4, 2.6)
+_PLACE = (0.12, 0.17, 0.865, 0.73)  # of the axes: left, bottom, width, height
+_LEAST_SPREAD = 0.01  # of y: less is rounding, and would look like change
 _ROLES = {"ink": "#010000", "grid": "#010001", "guide": "#010002"} | {
     f"s{n}": f"#0200{n:02x}" for n in range(NUM_COLOURS)
 }
 _VARIABLES = {colour: f"var(--{role})" for role, colour in _ROLES.items()}
 _DASHES = ("-", "--", ":", "-.")
-_SETTINGS = {
-    "svg.fonttype": "none", "svg.hashsalt": "rrl", "font.size": 8.5, "text.parse_math": False,
+_SETTINGS: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "rrl", "font.size": 9, "text.parse_math": False,
     "figure.facecolor": "none", "axes.facecolor": "none",
     "axes.edgecolor": _ROLES["grid"], "axes.labelcolor": _ROLES["ink"],
     "text.color": _ROLES["ink"], "xtick.color": _ROLES["ink"], "ytick.color": _ROLES["ink"],
@@ -42,18 +46,24 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one layer of bars: points (x, y), y None where unknown; `bounds` (x, low, high)."""
+    """One line or layer: points (x, y), y None where unknown; `bounds` are (x, low, high)."""
 
     label: str
     points: Points
     bounds: Bounds = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known."""
+        return all(y is None for _, y in self.points)
 
 
 @dataclass(frozen=True)
 class Plot:
     """What to draw; `title` says what to look for.
 
-    `series` holds those of each run, by run id. `guides` are values of y to compare with, by name;
+    `series` holds those of each run, by run id. Layers are drawn for one run alone, lines for
+    several. `guides` are values of y to compare with, by name;
     in a `calibration` x and y are compared with each other.
     """
 
@@ -68,10 +78,7 @@ class Plot:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not any(y is not None for s in self._all() for _, y in s.points)
-
-    def _all(self) -> list[Series]:
-        return [series for of_run in self.series.values() for series in of_run]
+        return all(series.is_empty for of_run in self.series.values() for series in of_run)
 
 
 def figure(plot: Plot, place: int) -> ET.Element:
@@ -86,18 +93,18 @@ def figure(plot: Plot, place: int) -> ET.Element:
 
 
 def _looks(plot: Plot) -> list[tuple[str, Series, int, int]]:
-    """Return (name, series, colour, dash): runs differ in colour, the series of one in dashes.
+    """Return (name, series, colour, dash) of what is not empty.
 
-    One run alone, and layers of bars, differ in colour.
+    Runs differ in colour and the series of a run in dashes; those of one run alone in colour.
     """
     is_alone = len(plot.series) == 1
-    by_series = is_alone or plot.kind == "stacked"
     found = []
     for run_number, (run_id, of_run) in enumerate(plot.series.items()):
         for place, series in enumerate(of_run):
-            colour, dash = (place, 0) if by_series else (run_number, place)
+            colour, dash = (place, 0) if is_alone else (run_number, place)
             name = series.label if is_alone else f"{run_id} · {series.label}".removesuffix(" · ")
-            found.append((name, series, colour % NUM_COLOURS, dash % len(_DASHES)))
+            if not series.is_empty:
+                found.append((name, series, colour % NUM_COLOURS, dash % len(_DASHES)))
     return found
 
 
@@ -105,8 +112,8 @@ def _legend(plot: Plot) -> ET.Element | None:
     looks = _looks(plot)
     names = [(name, colour, dash) for name, _, colour, dash in looks if len(looks) > 1]
     items = [element("li", _swatch(colour, dash), name) for name, colour, dash in names]
-    if plot.kind == "stacked" and len(plot.series) > 1:
-        items.append(element("li", f"bars from left to right: {', '.join(plot.series)}"))
+    if any(_window(series) > 1 for _, series, _, _ in looks if plot.kind == "line"):
+        items.append(element("li", "strong: moving average"))
     items += [element("li", _swatch(None, 1), f"{name} {y:g}") for name, y in plot.guides]
     return element("ul", *items, class_="legend") if items else None
 
@@ -155,16 +162,16 @@ def _with_bounds(series: Series, column: dict[float, float | None], x: float) ->
 
 def _drawing(plot: Plot, place: int) -> ET.Element:
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_SETTINGS):
-        drawn = Figure(figsize=_SIZE_INCHES, layout="constrained")
-        axes = drawn.add_subplot()
-        (_draw_stacked if plot.kind == "stacked" else _draw_lines)(axes, plot)
+        drawn = Figure(figsize=_SIZE_INCHES)
+        axes = drawn.add_axes(_PLACE)
+        is_layered = plot.kind == "stacked" and len(plot.series) == 1
+        (_draw_layers if is_layered else _draw_lines)(axes, plot)
         _label(axes, plot)
         target = io.StringIO()
-        FigureCanvasSVG(drawn).print_svg(target, metadata={"Date": None, "Creator": None})
+        drawn.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
     root = _restyled(ET.fromstring(target.getvalue()), place)
     root.set("role", "img")
     root.set("aria-label", f"{plot.title} {plot.y_label} by {plot.x_label}.")
@@ -174,13 +181,15 @@ def _drawing(plot: Plot, place: int) -> ET.Element:
 def _draw_lines(axes: "Axes", plot: Plot) -> None:
     for _, series, colour, dash in _looks(plot):
         ink = _ROLES[f"s{colour}"]
-        points = [(x, math.nan if y is None else y) for x, y in series.points]
-        if not points:
-            continue
-        xs, ys = zip(*points, strict=True)
-        marker = "o" if len(points) <= 40 else ""
-        axes.plot(xs, ys, color=ink, linestyle=_DASHES[dash], linewidth=1.5, marker=marker,
-                  markersize=2.8)  # fmt: skip
+        xs = [x for x, _ in series.points]
+        ys = [math.nan if y is None else y for _, y in series.points]
+        window = _window(series) if plot.kind == "line" else 1
+        look: dict[str, Any] = {"color": ink, "linestyle": _DASHES[dash], "linewidth": 1.5}
+        if window > 1:
+            axes.plot(xs, ys, color=ink, linewidth=0.6, alpha=0.3)
+            axes.plot(xs, _moving_average(ys, window), **look)
+        else:
+            axes.plot(xs, ys, marker="o" if len(xs) <= MOST_MARKERS else "", markersize=2.8, **look)
         bounds = [b for b in series.bounds if b[1] is not None and b[2] is not None]
         if bounds:
             places, lows, highs = zip(*bounds, strict=True)
@@ -191,35 +200,52 @@ def _draw_lines(axes: "Axes", plot: Plot) -> None:
         axes.plot((0, 1), (0, 1), color=_ROLES["guide"], linewidth=1, linestyle="--")
 
 
-def _draw_stacked(axes: "Axes", plot: Plot) -> None:
-    """Draw layers of bars on each other, the runs side by side."""
-    width = 0.8 / len(plot.series)
-    for run_number, of_run in enumerate(plot.series.values()):
-        below: dict[float, float] = {}
-        for place, series in enumerate(of_run):
-            xs = [x for x, _ in series.points]
-            ys = [y or 0.0 for _, y in series.points]
-            axes.bar([x + (run_number + 0.5) * width - 0.4 for x in xs], ys, width,
-                     [below.get(x, 0.0) for x in xs],
-                     color=_ROLES[f"s{place % NUM_COLOURS}"], linewidth=0)  # fmt: skip
-            below = {x: below.get(x, 0.0) + y for x, y in zip(xs, ys, strict=True)}
+def _window(series: Series) -> int:
+    """Return over how many points a line is averaged: long ones are too rough to be read."""
+    return max(1, len(series.points) // MOST_ROUGH)
+
+
+def _moving_average(ys: Sequence[float], window: int) -> list[float]:
+    """Return the mean of the known values among `window` points before and after each."""
+    found = []
+    for place in range(len(ys)):
+        near = [y for y in ys[max(0, place - window) : place + window + 1] if not math.isnan(y)]
+        found.append(math.fsum(near) / len(near) if near else math.nan)
+    return found
+
+
+def _draw_layers(axes: "Axes", plot: Plot) -> None:
+    """Draw layers on each other: bars, or areas where bars would be too thin."""
+    [of_run] = plot.series.values()
+    xs = [x for x, _ in of_run[0].points]
+    layers = [[y or 0.0 for _, y in series.points] for series in of_run]
+    inks = [_ROLES[f"s{place % NUM_COLOURS}"] for place in range(len(layers))]
+    if len(xs) > MOST_MARKERS:
+        axes.stackplot(xs, layers, colors=inks, linewidth=0, step="mid")
+        return
+    below = [0.0] * len(xs)
+    for layer, ink in zip(layers, inks, strict=True):
+        axes.bar(xs, layer, 0.8, below, color=ink, linewidth=0)
+        below = [low + y for low, y in zip(below, layer, strict=True)]
 
 
 def _label(axes: "Axes", plot: Plot) -> None:
+    """Name the axes, that of y above it, where it takes no width; keep rounding out of sight."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
+    axes.set_title(plot.y_label, loc="left", fontsize=9)
     if plot.kind == "calibration":
         axes.set_xlim(0, 1)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    low, high = axes.get_ylim()
+    largest = max(abs(low), abs(high))
     if plot.is_fraction:
         axes.set_ylim(-0.02, 1.02)
-    elif max(map(abs, axes.get_ylim())) >= 1e4:
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    else:
-        axes.ticklabel_format(axis="y", useOffset=False)
+    elif high - low < _LEAST_SPREAD * largest:
+        axes.set_ylim(low - _LEAST_SPREAD * largest, high + _LEAST_SPREAD * largest)
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if largest >= 1e4 else "{x:.4g}")
 
 
 def _restyled(root: ET.Element, place: int) -> ET.Element:

@@ -85,7 +85,7 @@ def _explored(
 
 
 def configs_that_differ(runs: Sequence[History]) -> list[list[Any]]:
-    """Return the keys of the configurations that are not the same in all runs, with their values."""
+    """Return the keys in which configurations differ, each with the value of every run."""
     flat = [dict(_flat(run.config)) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = [[key, *(one.get(key, "–") for one in flat)] for key in keys]  # noqa: RUF001 - a dash

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 
 from storage.answers import printable
 
+GENERATOR = "rrl report"
 ROUNDING = 1e-12  # below, a number is what rounding left of 0
 
 SHORT_CHARACTERS = 28  # a cell of so many stays on one line
@@ -83,7 +84,7 @@ def number(value: Any) -> str:
 
 
 def json_block(name: str, data: Any) -> ET.Element:
-    """Return data for the script; it is ASCII, and no `<` in it ends the block or begins another."""
+    """Return data for the script, in ASCII; no `<` in it ends the block or begins another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -104,13 +105,16 @@ def document(title: str, body: Iterable[Node], data: ET.Element) -> str:
         "head",
         element("meta", charset="utf-8"),
         _raw("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
+        element("meta", name="generator", content=GENERATOR),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
         _raw("style", {}, style),
     )
-    page = element("html", head, element("body", *body, data, _raw("script", {}, script)), lang="en")
+    page = element(
+        "html", head, element("body", *body, data, _raw("script", {}, script)), lang="en"
+    )
     return "<!doctype html>\n" + ET.tostring(page, encoding="unicode", method="html") + "\n"
 
 

@@ -271,14 +271,16 @@
     }
     const title = make("h4", "", "Completion ");
     if (canHeat && tokens.logprobs !== null) title.append(toggle(index));
+    const hasPieces = Boolean(data.pieces[data.source_run_id[index]]);
     return make("section", "", title,
+      hasHeat && hasPieces ? null : make("pre", "completion", ...shown(data.text[index])),
       hasHeat ? legend() : null,
-      hasHeat ? heated(index, tokens) : make("pre", "completion", ...shown(data.text[index])),
+      hasHeat ? heated(index, tokens) : null,
       ...notes.map((note) => make("p", "quiet", ...shown(note))));
   }
 
   function toggle(index) {
-    const button = make("button", "toggle", heat ? "as plain text" : "by log-prob");
+    const button = make("button", "toggle", heat ? "hide log-probs" : "show log-probs");
     button.type = "button";
     button.addEventListener("click", () => {
       heat = !heat;

@@ -11,7 +11,8 @@ from flows.report.history import History, configs_that_differ, read_history
 from flows.report.markup import Node, document, element, json_block, number, table
 from flows.report.pieces import token_pieces
 from flows.report.rollouts import Browsable, browsable, role_name
-from flows.report.sections import Section, sections
+from flows.report.section import Section, of_runs
+from flows.report.sections import sections
 from storage import Moment
 
 Advance = Callable[[float, str], None]
@@ -35,9 +36,7 @@ class Page:
     num_plots: int
 
 
-def make_page(
-    moment: Moment, run_ids: Sequence[str], num_rollouts: int, advance: Advance
-) -> Page:
+def make_page(moment: Moment, run_ids: Sequence[str], num_rollouts: int, advance: Advance) -> Page:
     """Return the report of some runs.
 
     Args:
@@ -80,19 +79,22 @@ def _navigation(shown: Sequence[Section]) -> ET.Element:
 
 
 def _masthead(moment: Moment, runs: Sequence[History]) -> ET.Element:
-    head = moment.store.head()
-    where = f"store {moment.store.path}, as of commit {moment.number}"
-    if head.number == moment.number:
-        where += f" ({head.sha256[:16]})"
+    where = f"store {moment.store.path}, as of commit {moment.number}:{moment.sha256}"
     title = runs[0].run_id if len(runs) == 1 else f"{len(runs)} runs side by side"
-    facts = table(["", *(run.run_id for run in runs)], _facts(runs), "The runs" if len(runs) > 1 else "")
-    columns = ["run", "role", "rollouts", "tokens"][len(runs) == 1 :]
-    budget = table(columns, _budget(runs), "Sampled, by role")
+    facts = table(
+        ["", *(run.run_id for run in runs)], _facts(runs), "The runs" if len(runs) > 1 else ""
+    )
+    budget = of_runs(runs, ["role", "rollouts", "tokens"], _budget(runs), "Sampled, by role")
     return element(
         "section",
-        element("header", element("h1", title), element("p", where, class_="quiet"), class_="masthead"),
+        element(
+            "header",
+            element("h1", title),
+            element("p", where, class_="quiet"),
+            class_="masthead",
+        ),
         _tiles(runs[0]) if len(runs) == 1 else None,
-        element("div", facts, budget, class_="tables"),
+        element("div", facts, *budget, class_="tables"),
         *_configs(runs),
         id="runs",
     )  # fmt: skip
@@ -176,12 +178,11 @@ def _sampled(run: History) -> str:
 
 
 def _budget(runs: Sequence[History]) -> list[list[Any]]:
-    rows = [
+    return [
         [run.run_id, role_name(row["role"], row["arm"]), row["num_rollouts"], row["num_tokens"]]
         for run in runs
         for row in run.rows["sampled_budget"]
     ]
-    return [row[len(runs) == 1 :] for row in rows]
 
 
 def _configs(runs: Sequence[History]) -> list[ET.Element]:
@@ -192,7 +193,9 @@ def _configs(runs: Sequence[History]) -> list[ET.Element]:
     rows = configs_that_differ(runs)
     columns = ["key", *(run.run_id for run in runs)]
     differing = table(columns, rows, "Where the configurations differ")
-    return [differing] if rows else [element("p", "The configurations are the same.", class_="quiet")]
+    return (
+        [differing] if rows else [element("p", "The configurations are the same.", class_="quiet")]
+    )
 
 
 def _section(section: Section, places: Any) -> ET.Element:
@@ -217,7 +220,9 @@ def _pieces(runs: Sequence[History], found: Browsable) -> dict[str, dict[int, st
 
 
 def _browser(found: Browsable, runs: Sequence[History]) -> ET.Element:
-    chosen = ", ".join(f"{found.why[why]:,} {text}" for why, text in _WHY.items() if why in found.why)
+    chosen = ", ".join(
+        f"{found.why[why]:,} {text}" for why, text in _WHY.items() if why in found.why
+    )
     lead = (
         f"This page holds {found.num_shown:,} of {found.num_rollouts:,} rollouts"
         + (f": {chosen}." if chosen else ".")
@@ -228,7 +233,9 @@ def _browser(found: Browsable, runs: Sequence[History]) -> ET.Element:
         "div", element("div", id="rows"), id="list", role="listbox", tabindex="0",
         aria_label="Rollouts; arrow keys move",
     )  # fmt: skip
-    detail = element("div", id="detail", tabindex="0", role="region", aria_label="The chosen rollout")
+    detail = element(
+        "div", id="detail", tabindex="0", role="region", aria_label="The chosen rollout"
+    )
     return element(
         "section",
         element("h2", "Rollouts"),
@@ -248,8 +255,11 @@ def _filters(found: Browsable, runs: Sequence[History]) -> ET.Element:
     outcomes += ["replayed"] if data["picks"] else []
     return element(
         "form",
-        element("label", "Search prompts, completions, ids",
-                element("input", id="search", type="search", autocomplete="off")),
+        element(
+            "label",
+            "Search prompts, completions, ids",
+            element("input", id="search", type="search", autocomplete="off"),
+        ),
         _choice("run", "Run", [run.run_id for run in runs]) if len(runs) > 1 else None,
         _choice("role", "Role", roles),
         _choice("outcome", "Outcome", outcomes),

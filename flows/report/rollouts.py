@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Browsable:
-    """What the page's script gets, how many rollouts there are, and how many of each kind it holds."""
+    """What the page's script gets, and how many rollouts it is of how many."""
 
     data: Row
     num_rollouts: int
@@ -111,7 +111,7 @@ def _outcome(chosen: Row, sampled: Row) -> str:
 def _tokens(
     moment: Moment, chosen: Sequence[Row], most: int
 ) -> tuple[list[Row | None], dict[str, set[int]]]:
-    """Return ids and log-probs (in hundredths of a nat) of each rollout, and the ids used by run."""
+    """Return ids and log-probs (hundredths of a nat) of each rollout, and the ids by run."""
     columns = ("rollout_id", "completion_ids", "sampler_logprobs", "logprobs_reason")
     ids = {row["rollout_id"] for row in chosen}
     found: dict[str, Row] = {}
@@ -183,7 +183,9 @@ def _kin(moment: Moment, sampled: dict[str, Row]) -> dict[str, Any]:
     cut_at = {row["parent_id"] for row in sampled.values() if row["parent_id"].startswith("st")}
     columns = ("event_id", "rollout_id", "prefix_tokens", "cut")
     states = moment.read("states", among={"event_id": cut_at}, columns=columns)
-    picked = moment.read("picks", among={"rollout_id": sampled.keys()}, columns=("entry_id", "rollout_id"))
+    picked = moment.read(
+        "picks", among={"rollout_id": sampled.keys()}, columns=("entry_id", "rollout_id")
+    )
     owner = {row["entry_id"]: row["rollout_id"] for row in picked} | {i: i for i in sampled}
     of_child = ("parent_id", "event_id", "role", "iteration")
     children = moment.read("rollouts", among={"parent_id": owner.keys()}, columns=of_child)

@@ -24,10 +24,14 @@ with newest as (
     group by pin.run_id
 ),
 planned as (
-    select replay.run_id, replay.rollout_id, count(*)::integer as num_steps
+    select
+        replay.run_id,
+        coalesce(distilled.rollout_id, replay.rollout_id) as rollout_id,
+        count(*)::integer as num_steps
     from replays($as_of) as replay
+    left join distillations($as_of) as distilled on distilled.event_id = replay.rollout_id
     where $run is null or replay.run_id = $run
-    group by replay.run_id, replay.rollout_id
+    group by replay.run_id, coalesce(distilled.rollout_id, replay.rollout_id)
 ),
 picked as (
     select pick.run_id, pick.rollout_id, count(*)::integer as num_picks
