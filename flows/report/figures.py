@@ -26,7 +26,7 @@ MAX_TABLE_ROWS = 60
 MOST_MARKERS = 40  # points that are marked one by one
 MOST_ROUGH = 60  # points of a line; a longer one is averaged over windows
 _SIZE_INCHES = (4.4, 2.6)
-_PLACE = (0.12, 0.17, 0.865, 0.73)  # of the axes: left, bottom, width, height
+_PLACE = (0.12, 0.17, 0.85, 0.73)  # of the axes: left, bottom, width, height
 _LEAST_SPREAD = 0.01  # of y: less is rounding, and would look like change
 _ROLES = {"ink": "#010000", "grid": "#010001", "guide": "#010002"} | {
     f"s{n}": f"#0200{n:02x}" for n in range(NUM_COLOURS)

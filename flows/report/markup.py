@@ -121,7 +121,7 @@ def document(title: str, body: Iterable[Node], data: ET.Element) -> str:
 def _cell(value: Any) -> ET.Element:
     if isinstance(value, ET.Element):
         return element("td", value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | None) and not isinstance(value, bool)
     text = number(value)
     is_short = len(text) <= SHORT_CHARACTERS
     return element("td", text, class_="number" if is_number else "short" if is_short else None)

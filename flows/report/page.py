@@ -223,12 +223,13 @@ def _browser(found: Browsable, runs: Sequence[History]) -> ET.Element:
     chosen = ", ".join(
         f"{found.why[why]:,} {text}" for why, text in _WHY.items() if why in found.why
     )
-    lead = (
-        f"This page holds {found.num_shown:,} of {found.num_rollouts:,} rollouts"
-        + (f": {chosen}." if chosen else ".")
-        + f" Of a longer one it holds the first {found.limits.characters:,} characters and "
-        f"{found.limits.tokens:,} tokens. `rrl report --rollouts N` holds more or fewer."
-    )
+    lead = f"This page holds {found.num_shown:,} of {found.num_rollouts:,} rollouts"
+    lead += f": {chosen}." if chosen else "."
+    if found.num_cut:
+        lead += (
+            f" Of {found.num_cut:,} long ones it holds the first {found.limits.characters:,} "
+            f"characters and {found.limits.tokens:,} tokens."
+        )
     listing = element(
         "div", element("div", id="rows"), id="list", role="listbox", tabindex="0",
         aria_label="Rollouts; arrow keys move",
@@ -239,7 +240,13 @@ def _browser(found: Browsable, runs: Sequence[History]) -> ET.Element:
     return element(
         "section",
         element("h2", "Rollouts"),
-        element("p", lead, class_="lead"),
+        element(
+            "p",
+            f"{lead} ",
+            element("code", "--rollouts N"),
+            " asks for more or fewer.",
+            class_="lead",
+        ),
         _filters(found, runs) if found.num_shown else None,
         element("div", listing, detail, class_="browser") if found.num_shown else None,
         element("noscript", element("p", "The list of rollouts needs this page's script.")),
@@ -287,8 +294,6 @@ def _range(label: str, names: tuple[str, str], step: str) -> ET.Element:
 
 
 def _footer(moment: Moment) -> ET.Element:
-    text = (
-        "Made by rrl report from the event log alone. Every figure can be asked again: "
-        f"rrl sql QUERY --as-of {moment.number} --store {moment.store.path}. "
-    )
-    return element("footer", text)
+    query = f"rrl sql QUERY --as-of {moment.number} --store {moment.store.path}"
+    text = "Made from the event log alone. Every figure can be asked again: "
+    return element("footer", text, element("code", query))

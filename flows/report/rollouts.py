@@ -43,6 +43,7 @@ class Browsable:
     num_rollouts: int
     num_shown: int
     why: dict[str, int]
+    num_cut: int
     limits: Limits
     vocabulary: dict[str, set[int]]  # token ids by run
 
@@ -87,7 +88,12 @@ def browsable(moment: Moment, run_ids: Sequence[str], num_rollouts: int) -> Brow
         "reviews": _reviews(moment, ids),
     }
     why = {kind: sum(row["why"] == kind for row in chosen) for kind in {r["why"] for r in chosen}}
-    return Browsable(data, total, len(chosen), why, limits, vocabulary)
+    num_cut = sum(
+        len(text) > limits.characters
+        or sampled[row["rollout_id"]]["num_completion_tokens"] > limits.tokens
+        for row, text in zip(chosen, texts, strict=True)
+    )
+    return Browsable(data, total, len(chosen), why, num_cut, limits, vocabulary)
 
 
 def role_name(role: str, arm: str | None) -> str:

@@ -18,6 +18,8 @@ from tests.flows.report_stores import RUN_ID, Seen, page_of, write_hostile
 from tests.storage.replay_rows import Run
 from tests.storage.review_rows import ReviewRun
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+COMMANDS = [x.split(" #")[0].strip() for x in GUIDE.splitlines() if x.startswith("rrl report ")]
 FORMULA_STARTS = tuple("=+-@\t＝")  # noqa: RUF001 - as Excel reads it
 
 
@@ -203,6 +205,20 @@ def test_a_report_replaces_a_report_and_nothing_else(
     assert "expected a new file or an earlier report" in said
     assert notes.read_text() == "mine"
     assert "existing folder" in report(store, RUN_ID, "-o", str(tmp_path / "no" / "x.html"))[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_guide_work(
+    command: str, hostile: tuple[storage.Store, dict[str, str]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    head = hostile[0].head().number
+    words = command.replace("RUN", RUN_ID).replace("--as-of 40", f"--as-of {head}").split()
+    code, said = report(hostile[0], *words[2:])
+    assert code == 0, said
+    assert list(tmp_path.glob("*.html"))
 
 
 def test_an_unknown_run_is_named(hostile: tuple[storage.Store, dict[str, str]], tmp_path: Path):
