@@ -200,8 +200,8 @@ ROLLOUTS = Table(
         Column(
             "role",
             TEXT,
-            "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a failed "
-            "attempt), second_attempt, control (an answer to compare with); later imported.",
+            "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a "
+            "failed attempt), second_attempt, control (an answer to compare with); later imported.",
             place=True,
         ),
         Column("prompt_id", TEXT, "The prompt.", place=True),

@@ -44,8 +44,8 @@ def sft_examples(
         unknown = printable(next(i for i in ids if i not in rewards))
         raise QueryError(
             f"the query names {len(ids) - len(rewards)} ids that are no rollouts with a completion "
-            f"as of commit {number}, or reviews, which answer no prompt; the first `{unknown}`; name "
-            f"`event_id` of `rollouts` whose status is ok and role not review, as {COLUMN}"
+            f"as of commit {number}, or reviews, which answer no prompt, the first `{unknown}`; "
+            f"name `event_id` of `rollouts` whose status is ok, as {COLUMN}"
         )
     for first in range(0, len(ids), _ROWS_AT_ONCE):
         chunk = ids[first : first + _ROWS_AT_ONCE]

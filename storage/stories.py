@@ -106,7 +106,7 @@ class _Teller:
 
     def _parents(self, event_id: str, rollouts: Rows) -> dict[str, dict[str, Any]]:
         """Return the rollouts that one of `rollouts` answers, by id, nearest first."""
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         wanted = [row["parent_id"] for row in rollouts if row["event_id"] == event_id]
         while wanted and wanted[0].startswith("ro"):
             rows = self._ask("rollouts", "event_id = $id", wanted[0])

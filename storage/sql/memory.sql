@@ -42,12 +42,14 @@ known as materialized (
         and note.iteration <= source.last_iteration
         and note._commit <= source.last_commit
 ),
-seconds as materialized (
+judged as materialized (  -- the reviews with a second attempt that has a reward
     select
         second.parent_id as review_id,
-        second.event_id as rollout_id,
-        second._commit * 4294967296 + second._row as place,
-        score.value >= 0.999 as is_ok
+        count(*) filter (where score.value >= 0.999) as num_ok,
+        count(*) filter (where score.value < 0.999) as num_failed,
+        arg_min(second.event_id, second._commit * 4294967296 + second._row) filter (
+            where score.value >= 0.999
+        ) as second_attempt_id
     from rollouts($as_of) as second
     join reward on reward.run_id = second.run_id
     join latest_scores($as_of) as score
@@ -55,19 +57,10 @@ seconds as materialized (
         and score.scorer = reward.scorer
         and score.scorer_version = reward.scorer_version
     where second.role = 'second_attempt' and score.value is not null
-),
-verified as (
-    select
-        known.review_id,
-        any_value(known.place) as place,
-        arg_min(second.rollout_id, second.place) as second_attempt_id
-    from known
-    join seconds as second on second.review_id = known.review_id
-    where known.status = 'ok' and second.is_ok
-    group by known.review_id
+    group by second.parent_id
 ),
 shown as (
-    select distinct
+    select
         known.review_id as shown_to,
         unnest(json_extract_string(known.memory_json, '$[*].review_id')) as review_id
     from known
@@ -76,23 +69,25 @@ shown as (
 uses as (
     select
         shown.review_id,
-        count(distinct shown.shown_to) as num_shown,
-        count(*) filter (where second.is_ok) as num_helpful,
-        count(*) filter (where not second.is_ok) as num_harmful
+        count(*) as num_shown,
+        sum(judged.num_ok) as num_helpful,
+        sum(judged.num_failed) as num_harmful
     from shown
-    left join seconds as second on second.review_id = shown.shown_to
+    left join judged on judged.review_id = shown.shown_to
     group by shown.review_id
 ),
 entries as materialized (  -- numbers and ids; texts are joined last
     select
-        verified.review_id,
-        verified.second_attempt_id,
-        row_number() over (order by verified.place) - 1 as position,
-        coalesce(used.num_helpful, 0) as num_helpful,
-        coalesce(used.num_harmful, 0) as num_harmful,
+        known.review_id,
+        judged.second_attempt_id,
+        row_number() over (order by known.place) - 1 as position,
+        coalesce(used.num_helpful, 0)::bigint as num_helpful,
+        coalesce(used.num_harmful, 0)::bigint as num_harmful,
         coalesce(used.num_shown, 0) as num_shown
-    from verified
-    left join uses as used on used.review_id = verified.review_id
+    from known
+    join judged on judged.review_id = known.review_id
+    left join uses as used on used.review_id = known.review_id
+    where known.status = 'ok' and judged.num_ok > 0
 )
 select
     note.run_id,
@@ -115,7 +110,9 @@ select
     entry.num_shown
 from entries as entry
 join reviews($as_of) as note on note.rollout_id = entry.review_id
-left join rollouts($as_of) as sampled on sampled.event_id = entry.review_id
+left join rollouts($as_of) as sampled
+    on sampled.event_id = entry.review_id
+    and sampled.role = 'review'
 left join prompts($as_of) as prompt
     on prompt.run_id = note.run_id
     and prompt.prompt_id = note.prompt_id

@@ -120,14 +120,18 @@ internalised as (
     group by attempt.run_id, attempt.iteration
 ),
 verified as (
-    select history.run_id, entry.iteration
+    select history.run_id, entry.iteration, count(*) as num_verified
     from memory($as_of) as entry
     join lineage($as_of) as history
         on history.source_run_id = entry.run_id
         and entry.iteration <= history.last_iteration
+    group by history.run_id, entry.iteration
 ),
 sizes as (
-    select attempted.run_id, attempted.iteration, count(*) as memory_size
+    select
+        attempted.run_id,
+        attempted.iteration,
+        sum(verified.num_verified)::bigint as memory_size
     from attempted
     join verified
         on verified.run_id = attempted.run_id

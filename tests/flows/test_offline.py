@@ -17,6 +17,7 @@ from flows.cli import app
 from flows.config import RunConfig, load_config
 from flows.forking import plan_fork
 from flows.metrics import iteration_metrics
+from flows.offline import why_not
 from flows.progress import Progress
 from flows.stepping import retake
 from flows.train import train
@@ -221,6 +222,20 @@ def test_without_logprobs_only_what_compares_no_policies_learns(
     copied(store, "bare-run", without, policy_row(store))
     learn(store, offline_config(f"learner.algorithm={algorithm}", "run.iterations=1"))
     assert plans_of(store, "offline-run")[0]["num_eligible"] == num_usable
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+@pytest.mark.parametrize("role", ["attempt", "retry", "review", "second_attempt", "control"])
+def test_only_what_was_sampled_from_the_prompt_alone_is_learned_from(role: str, algorithm: str):
+    """A second attempt had a review in sight: its log-probs are not those of the prompt."""
+    config = offline_config(f"learner.algorithm={algorithm}")
+    row = {
+        "role": role, "task": config.task.name, "split": "train", "prefix_tokens": 0,
+        "temperature": 1.0, "num_prompt_ids": 3, "num_completion_ids": 2, "num_logprobs": 2,
+        "base_digest": "b0", "score_id": "sc1", "reward": 1.0, "p_hat": 0.25,
+    }  # fmt: skip
+    is_answer = role in ("attempt", "retry")
+    assert why_not(row, config) == ("usable" if is_answer else "not_whole")
 
 
 def test_what_was_not_judged_is_judged_once_as_the_runs_own(store: storage.Store):

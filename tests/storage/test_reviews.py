@@ -1,6 +1,7 @@
 """What came of reviews, and what they change elsewhere; expected numbers are worked out by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,11 @@ from tests.storage.rows import Row, learned, planned, update
 
 ROUNDING = 1e-12
 CONTROLS = ("retry", "no_memory", "blank", "raw_feedback", "random_review")
+
+
+@pytest.fixture
+def store(memory_path: Path) -> storage.Store:
+    return storage.open(memory_path / "store", create=True)
 
 
 @pytest.fixture
@@ -204,7 +210,7 @@ def test_a_fork_remembers_what_its_parent_distilled_and_verified(run: ReviewRun)
         number = run.commit()
     forked = {"parent_run_id": "r1", "parent_iteration": 1, "parent_as_of": number}
     fork = ReviewRun(run.store, "r2", **forked)
-    fork.begin(2)
+    fork.begin(3)
     fork.attempt(1.0, "p2")  # distilled by the parent, but after the fork
     fork.review(fork.attempt(0.0, "p1"))
     fork.commit()
@@ -299,7 +305,9 @@ def test_a_review_is_not_exported_as_an_answer(run: ReviewRun):
     [(_, example)] = sft_examples(run.store, rows + "role = 'second_attempt'")
     assert (example["prompt_id"], example["reward"]) == ("p1", 1.0)
     for condition in (f"event_id in ('{review_id}', '{second}')", "arm = 'no_memory_review'"):
-        with pytest.raises(storage.QueryError, match="1 ids .* or reviews, which answer no prompt"):
+        with pytest.raises(
+            storage.QueryError, match=r"1 ids .* or reviews, which answer no prompt"
+        ):
             list(sft_examples(run.store, rows + condition))
 
 
