@@ -35,7 +35,7 @@ class Moment:
         *,
         run_id: str | None = None,
         iteration: int | None = None,
-        among: Mapping[str, Collection[str]] | None = None,
+        among: Mapping[str, Collection[Any]] | None = None,
         columns: Sequence[str] = (),
         arguments: Mapping[str, Any] | None = None,
     ) -> list[Row]:

@@ -1,6 +1,7 @@
 """What the log says of a run, read once, as of one commit."""
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,13 @@ _COLUMNS = {
     "retries": ("iteration", "unit", "outcome"),
     "updates": ("iteration", "step", "loss", "grad_norm", "learn_s", "is_skipped"),
 }
+_EXPLORED_AT_ONCE = 15
+_EXPLORED_COLUMNS = {
+    "rollouts": (
+        "event_id", "iteration", "role", "status", "completion", "group_id", "prompt_id",
+    ),
+    "scores": ("iteration", "target_id", "scorer", "scorer_version", "value", "signature"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,31 @@ def _explored(
     moment: Moment, run_id: str, rows: dict[str, list[Row]]
 ) -> dict[int, dict[str, float | None]]:
     sampled = [row["iteration"] for row in rows["training_history"] if row["num_rollouts"]]
-    return {
-        int(iteration): dict(exploration(moment, run_id, int(iteration)))
-        for iteration in evenly(sampled, MAX_EXPLORED)
-    }
+    chosen = [int(iteration) for iteration in evenly(sampled, MAX_EXPLORED)]
+    found = {}
+    for first in range(0, len(chosen), _EXPLORED_AT_ONCE):
+        some = chosen[first : first + _EXPLORED_AT_ONCE]
+        texts = _Texts(moment, run_id, some)
+        found |= {iteration: dict(exploration(texts, run_id, iteration)) for iteration in some}
+    return found
+
+
+class _Texts:
+    """What `exploration` reads of some iterations, all at once: each query has its price."""
+
+    def __init__(self, moment: Moment, run_id: str, iterations: list[int]) -> None:
+        self._rows: dict[tuple[str, int], list[Row]] = defaultdict(list)
+        for table in ("rollouts", "scores", "views_pinned"):
+            columns = _EXPLORED_COLUMNS.get(table, ())
+            among = {"iteration": iterations}
+            for row in moment.read(table, run_id=run_id, among=among, columns=columns):
+                self._rows[table, row["iteration"]].append(row)
+
+    def read(
+        self, table: str, /, *, run_id: str | None = None, iteration: int | None = None
+    ) -> list[Row]:
+        """Return the rows of an iteration of the run."""
+        return [] if iteration is None else self._rows[table, iteration]
 
 
 def configs_that_differ(runs: Sequence[History]) -> list[list[Any]]:

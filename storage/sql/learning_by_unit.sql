@@ -8,8 +8,8 @@
 --   age_mean, age_max        policy versions between sampling and step, of the planned samples
 --   reward_mean              of the planned samples that were chosen under a score
 --   the others are means (of mismatch also the largest) over the learned samples that have the figure
---   ess_frac                 (sum of importance_mean)^2 / (n sum of its squares): 1 where all weigh the
---                            same
+--   ess_frac                 effective share of the samples, (mean of importance_mean)^2 / mean of its
+--                            square: 1 where all weigh the same
 with planned as (
     select
         replay.run_id,
@@ -46,12 +46,8 @@ select
     max(planned.age) as age_max,
     avg(planned.reward order by planned.event_id) as reward_mean,
     avg(planned.importance_mean order by planned.event_id) as importance_mean,
-    sum(planned.importance_mean order by planned.event_id) ^ 2
-    / nullif(
-        count(planned.importance_mean)
-        * sum(planned.importance_mean ^ 2 order by planned.event_id),
-        0
-    ) as ess_frac,
+    avg(planned.importance_mean order by planned.event_id) ^ 2
+    / nullif(avg(planned.importance_mean ^ 2 order by planned.event_id), 0) as ess_frac,
     avg(planned.mismatch_mean order by planned.event_id) as mismatch_mean,
     max(planned.mismatch_max) as mismatch_max,
     avg(planned.ratio_mean order by planned.event_id) as ratio_mean,
