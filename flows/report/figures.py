@@ -110,8 +110,12 @@ def _looks(plot: Plot) -> list[tuple[str, Series, int, int]]:
 
 def _legend(plot: Plot) -> ET.Element | None:
     looks = _looks(plot)
-    names = [(name, colour, dash) for name, _, colour, dash in looks if len(looks) > 1]
-    items = [element("li", _swatch(colour, dash), name) for name, colour, dash in names]
+    is_plain = len(looks) == 1 and len(plot.series) == 1
+    items = [
+        element("li", _swatch(colour, dash), name)
+        for name, _, colour, dash in looks
+        if not is_plain
+    ]
     if any(_window(series) > 1 for _, series, _, _ in looks if plot.kind == "line"):
         items.append(element("li", "strong: moving average"))
     items += [element("li", _swatch(None, 1), f"{name} {y:g}") for name, y in plot.guides]
@@ -238,7 +242,7 @@ def _label(axes: "Axes", plot: Plot) -> None:
     if plot.kind == "calibration":
         axes.set_xlim(0, 1)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, min_n_ticks=1))
     low, high = axes.get_ylim()
     largest = max(abs(low), abs(high))
     if plot.is_fraction:

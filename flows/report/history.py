@@ -87,7 +87,7 @@ def _explored(
 ) -> dict[int, dict[str, float | None]]:
     sampled = [row["iteration"] for row in rows["training_history"] if row["num_rollouts"]]
     chosen = [int(iteration) for iteration in evenly(sampled, MAX_EXPLORED)]
-    found = {}
+    found: dict[int, dict[str, float | None]] = {}
     for first in range(0, len(chosen), _EXPLORED_AT_ONCE):
         some = chosen[first : first + _EXPLORED_AT_ONCE]
         texts = _Texts(moment, run_id, some)
