@@ -225,6 +225,26 @@ def materialize(
 
 
 @app.command()
+def report(
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="The runs.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="HTML file; one that is there is replaced.")
+    ] = Path("report.html"),
+    as_of: Annotated[int | None, typer.Option(help="What was known at this commit.")] = None,
+    rollouts: Annotated[
+        int, typer.Option(min=1, help="Most rollouts that can be browsed on the page.")
+    ] = 5_000,
+    store: StoreOption = DEFAULT_STORE,
+    allow_damaged: DamagedOption = False,
+) -> None:
+    """Show what happened in runs, and their rollouts, on one HTML page without network."""
+    from flows import report_commands
+
+    request = report_commands.ReportRequest(tuple(run_ids), output, as_of, rollouts, allow_damaged)
+    report_commands.report(request, store)
+
+
+@app.command()
 def export(
     folder: Annotated[
         Path,
@@ -429,7 +449,9 @@ EXIT_CODES = {
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"rrl: {message}", err=True)
+    from storage.answers import printable_lines  # a message may name what a model said
+
+    typer.echo(f"rrl: {printable_lines(message)}", err=True)
     sys.exit(code)
 
 

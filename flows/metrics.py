@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from flows.translate import Row
 from rrl_core.exploration import distinct_n, pass_at_k, self_bleu4, unique_solution_rate
 from rrl_core.replay.outcomes import is_success
 from storage import Store
@@ -45,13 +44,23 @@ _LIFT = {
     "no_memory": "memory/use_lift",
 }
 
+Row = dict[str, Any]
 Metrics = Iterator[tuple[str, float | None]]
+
+
+class Reader(Protocol):
+    """What rows are read from: a store, or a store as of a commit."""
+
+    def read(
+        self, table: str, /, *, run_id: str | None = None, iteration: int | None = None
+    ) -> list[Row]:
+        """Return the rows of a table that fit the filters."""
 
 
 def iteration_metrics(store: Store, run_id: str, iteration: int) -> dict[str, float]:
     """Return the iteration's metrics by MLflow name; never NaN or infinite."""
     found: dict[str, Any] = {"iteration": float(iteration)}
-    parts = (_history, _updates, _evaluations, _value, _forget, _explore, _replay, _review)
+    parts = (_history, _updates, _evaluations, _value, _forget, exploration, _replay, _review)
     for part in parts:
         found |= dict(part(store, run_id, iteration))
     return {k: float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
@@ -97,7 +106,7 @@ def _forget(store: Store, run_id: str, iteration: int) -> Metrics:
             yield name, row[column]
 
 
-def _explore(store: Store, run_id: str, iteration: int) -> Metrics:
+def exploration(store: Reader, run_id: str, iteration: int) -> Metrics:
     """Yield how varied the iteration's attempts are, and how likely one of several is right."""
     rollouts = store.read("rollouts", run_id=run_id, iteration=iteration)
     attempts = [r for r in rollouts if r["role"] == "attempt" and r["status"] == "ok"]
@@ -174,7 +183,7 @@ def _by_source(replays: Sequence[Row], learned: Sequence[Row]) -> Metrics:
             yield name, fmean(values) if values else None
 
 
-def _rewards(store: Store, run_id: str, iteration: int) -> dict[str, Row]:
+def _rewards(store: Reader, run_id: str, iteration: int) -> dict[str, Row]:
     """Return the iteration's reward rows that have a value, by rollout id."""
     [pin] = store.read("views_pinned", run_id=run_id, iteration=iteration)
     [judge, *_] = json.loads(pin["scorer_versions_json"]).items()

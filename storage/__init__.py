@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from storage.export import Exported, export_duckdb
     from storage.identity import event_id
     from storage.liveness import hold_run, is_run_held
+    from storage.moment import Moment
     from storage.schemas import TABLES
     from storage.sft import sft_examples
     from storage.store import Store
@@ -50,6 +51,7 @@ _HOMES = {
     "DiskFullError": "errors",
     "Finding": "verification",
     "Head": "commits",
+    "Moment": "moment",
     "NewerSchemaError": "errors",
     "QueryError": "errors",
     "RowError": "errors",
@@ -87,6 +89,7 @@ __all__ = [
     "Exported",
     "Finding",
     "Head",
+    "Moment",
     "NewerSchemaError",
     "QueryError",
     "RowError",

@@ -39,6 +39,10 @@ VIEWS = (  # in the order of definition: each may use those before it
     "sampled_budget",
     "run_costs",
     "run_overview",
+    "learning_by_unit",
+    "reward_spread",
+    "buffer_counts",
+    "rollout_sample",
 )
 ORDERS = {  # of views whose text has none
     "latest_scores": "_commit, _row",
