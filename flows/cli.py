@@ -228,7 +228,7 @@ def materialize(
 def report(
     run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="The runs.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="HTML file; one that is there is replaced.")
+        Path, typer.Option("--output", "-o", help="HTML file; an earlier report is replaced.")
     ] = Path("report.html"),
     as_of: Annotated[int | None, typer.Option(help="What was known at this commit.")] = None,
     rollouts: Annotated[

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import storage
-from flows.cli import EXIT_BAD_INPUT, app
+from flows.cli import EXIT_DAMAGED, app
 from flows.report.figures import Plot, Series, evenly, figure
 from flows.report.markup import GENERATOR, element, number
 from storage import console
@@ -187,7 +187,8 @@ def test_sections_without_rows_are_left_out(seen: Seen):
 
 def report(store: storage.Store, *arguments: str) -> tuple[int, str]:
     found = CliRunner().invoke(app, ["report", *arguments, "--store", str(store.path)])
-    return found.exit_code or 0, str(found.exception or found.output)
+    is_failed = found.exception is not None and not isinstance(found.exception, SystemExit)
+    return found.exit_code, str(found.exception) if is_failed else found.output
 
 
 def test_a_report_replaces_a_report_and_nothing_else(
@@ -221,8 +222,21 @@ def test_commands_of_the_guide_work(
     assert list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.slow
+def test_a_damaged_store_is_reported_only_when_allowed(tmp_path: Path):
+    store, _ = write_hostile(tmp_path / "store")
+    [segment] = (store.path / "events" / "scores").rglob("*.parquet")
+    segment.unlink()
+    target = tmp_path / "report.html"
+    code, said = report(store, RUN_ID, "-o", str(target))
+    assert "segments are damaged" in said
+    assert not target.exists()
+    code, said = report(store, RUN_ID, "-o", str(target), "--allow-damaged")
+    assert code == EXIT_DAMAGED
+    assert set(Seen(target.read_text()).data()["outcome"]) == {"unscored"}
+
+
 def test_an_unknown_run_is_named(hostile: tuple[storage.Store, dict[str, str]], tmp_path: Path):
     _, said = report(hostile[0], "nobody", "-o", str(tmp_path / "x.html"))
     assert f"came `nobody`; there are {RUN_ID}" in said
     assert not (tmp_path / "x.html").exists()
-    assert EXIT_BAD_INPUT == 2
