@@ -149,11 +149,13 @@ def _read(place: str, row: Mapping[str, Any], settings: CodeSettings) -> Prompt:
 def _read_mbpp(row: Mapping[str, Any], num_examples: int) -> tuple[str, str, str, str]:
     """Return the text to ask with, the function's name, what runs before it, and assertions."""
     assertions = [line.strip() for line in row["test_list"]]
+    signatures = dict(_signatures(_text(row, "code")))
+    if not signatures:
+        raise ValueError("no function in `code`")
     called = _called_name(assertions[0]) if assertions else None
-    signatures = dict(_signatures(row["code"]))
     entry = called if called in signatures else next(reversed(signatures))
-    text = row["text"] if "text" in row else row["prompt"]
-    lines = [f"{text.strip()}\nWrite the function `{signatures[entry]}`."]
+    text = _text(row, "text" if "text" in row else "prompt").strip()
+    lines = [f"{text}\nWrite the function `{signatures[entry]}`."]
     lines += [f"Example: {assertion}" for assertion in assertions[:num_examples]]
     setup = [row.get("test_setup_code", ""), *row.get("test_imports", [])]
     header = "\n".join(filter(None, setup))
@@ -162,9 +164,15 @@ def _read_mbpp(row: Mapping[str, Any], num_examples: int) -> tuple[str, str, str
 
 def _read_human_eval(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """As `_read_mbpp`; the header is the prompt, so that a body alone may follow on it."""
-    header, entry = row["prompt"], row["entry_point"]
+    header, entry = _text(row, "prompt"), _text(row, "entry_point")
     text = f"Complete the function `{entry}`:\n```python\n{header.strip()}\n```\n"
-    return text, entry, header, row["test"]
+    return text, entry, header, _text(row, "test")
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    if not isinstance(row[key], str):
+        raise TypeError(f"`{key}` is no text")
+    return str(row[key])
 
 
 def _signatures(code: str) -> Iterator[tuple[str, str]]:

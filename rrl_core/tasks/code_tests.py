@@ -11,6 +11,7 @@ can be judged again from the log alone.
 """
 
 import ast
+import functools
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from rrl_core.tasks.protocol import Prompt, Score, TaskError
 from rrl_core.tasks.sandbox.child import decode, encode
 from rrl_core.tasks.sandbox.running import Isolation, Limits, Outcome, isolation, run_candidate
 from rrl_core.tasks.sandbox.values import EXACT, Tolerance, matches
+from rrl_core.tasks.scorers import score_one
 
 MAX_SOURCE_CHARS = 100_000
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([A-Za-z0-9+]*+)[^\n]*+\n", re.MULTILINE)
@@ -267,7 +269,7 @@ class CodeTests:
     def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
         """Judge several completions side by side, each with limits of its own."""
         with ThreadPoolExecutor(self._num_children) as threads:
-            return list(threads.map(self, prompts, completions))
+            return list(threads.map(functools.partial(score_one, self), prompts, completions))
 
     def _score(self, tests: Sequence[Test], outcome: Outcome) -> Score:
         faults = list(_faults(tests, outcome))

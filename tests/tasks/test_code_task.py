@@ -70,9 +70,10 @@ def test_every_reference_solution_of_our_own_passes_and_a_stub_does_not():
     assert {score.value for score in scores} == {1.0}
     stubs = [
         f"def {prompt.meta['entry']}(*args):\n    return 'nothing'"
-        for prompt in task.prompts("train")
+        for prompt in task.prompts("train")[::4]
     ]
-    assert {score.value for score in score_all(task.scorers[0], task.prompts("train"), stubs)} == {0}
+    scores = score_all(task.scorers[0], task.prompts("train")[::4], stubs)
+    assert {score.value for score in scores} == {0.0}
 
 
 def test_a_mbpp_problem_asks_with_its_signature_and_first_assertion(tmp_path):

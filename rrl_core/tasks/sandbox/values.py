@@ -42,9 +42,10 @@ def _matches(sent: Any, expected: Any, tolerance: Tolerance) -> bool:
         return _is_number(sent) and _is_close(decode(sent), expected, tolerance)
     if isinstance(expected, list):
         return isinstance(sent, list) and _all_match(sent, expected, tolerance)
-    [(kind, content)] = sent.items()
-    if kind != type(expected).__name__:
+    kind = type(expected).__name__
+    if not (isinstance(sent, dict) and sent.keys() == {kind}):
         return False
+    content = sent[kind]
     if kind == "tuple":
         return _all_match(content, expected, tolerance)
     if kind == "dict":
