@@ -10,8 +10,10 @@ from rrl_core.tasks.arithmetic import ArithmeticSettings, build_arithmetic
 from rrl_core.tasks.code import CodeSettings, build_code
 from rrl_core.tasks.gsm8k import Gsm8kSettings, build_gsm8k
 from rrl_core.tasks.jsonl import JsonlSettings, build_jsonl
+from rrl_core.tasks.math_problems import MathSettings, build_math
 from rrl_core.tasks.prompts import TaskSettings
 from rrl_core.tasks.protocol import Task, TaskError
+from rrl_core.tasks.reasoning import ReasoningSettings, build_reasoning
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ TASKS: Mapping[str, TaskKind] = {
     "code": TaskKind(CodeSettings, build_code),
     "gsm8k": TaskKind(Gsm8kSettings, build_gsm8k),
     "jsonl": TaskKind(JsonlSettings, build_jsonl),
+    "math": TaskKind(MathSettings, build_math),
+    "reasoning_gym": TaskKind(ReasoningSettings, build_reasoning),
 }
 
 

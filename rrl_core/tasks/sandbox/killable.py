@@ -86,7 +86,11 @@ class _Child:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-B", str(CHECKING), function],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            env={
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PYTHONHASHSEED": "0",  # the order of a set is the same in every child
+                "OMP_NUM_THREADS": "1",
+            },
             start_new_session=True,
         )  # fmt: skip
         self.end = weakref.finalize(self, _end, self._process, os.getpid())
