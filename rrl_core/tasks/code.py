@@ -4,8 +4,8 @@ A line of a file holds one problem, by its fields:
 
 - MBPP (Austin et al., arXiv 2108.07732): `text` or `prompt`, `code` (the reference, from which the
   function's signature is taken), `test_list`, if need be `test_setup_code` or `test_imports`.
-- HumanEval (Chen et al., arXiv 2107.03374): `prompt` (what the completion follows on), `entry_point`
-  and `test`, which defines `check(candidate)`.
+- HumanEval (Chen et al., arXiv 2107.03374): `prompt` (what the completion follows on),
+  `entry_point` and `test`, which defines `check(candidate)`.
 
 `difficulty` is kept where there is one. Nothing of a file is ever run by this process, and the
 reference is not run at all. A problem whose assertions cannot be taken apart (see

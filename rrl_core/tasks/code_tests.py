@@ -1,7 +1,7 @@
 r"""Tests of a function, read out of assertions, and the scorer that runs a completion on them.
 
-`read_assertions` takes `assert f(1, [2]) == 3` apart into inputs and expected value, without running
-anything. Understood are `==` and `is` with a literal, `assert f(…)` and `assert not f(…)`, and
+`read_assertions` takes `assert f(1, [2]) == 3` apart into inputs and expected value, and runs
+nothing. Understood are `==` and `is` with a literal, `assert f(…)` and `assert not f(…)`, and
 closeness: `abs(f(…) - 1.5) < 1e-6` and `math.isclose(f(…), 1.5, rel_tol=…, abs_tol=…)`. A literal
 is what `ast.literal_eval` reads, and `set([…])` and its like. Any other assertion makes the whole
 problem unscorable: judged by the rest alone, a wrong solution could pass.
@@ -236,8 +236,8 @@ class CodeTests:
             raise TaskError(
                 "expected to run the completions' code in namespaces of its own; this system "
                 "permits none, so that it could read this user's files and reach the network; "
-                "allow user namespaces, or set `allow_limits_only = true` in a container or virtual "
-                "machine that holds nothing of value"
+                "allow user namespaces, or set `allow_limits_only = true` in a container or "
+                "virtual machine that holds nothing of value"
             )
         self.limits = limits
         self.is_partial = is_partial

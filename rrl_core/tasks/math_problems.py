@@ -7,6 +7,7 @@ refused.
 """
 
 import importlib
+import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -115,15 +116,12 @@ def _prompt(split: Split, problem: Prompt, settings: MathSettings) -> Prompt:
 
 
 def _read(place: str, row: dict[str, Any]) -> Prompt:
-    problem, answer = row.get("problem"), row.get("answer")
-    solution, level = row.get("solution"), row.get("level", "")
+    problem, level = row.get("problem"), row.get("level", "")
+    answer, solution = row.get("answer"), row.get("solution")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
-    if answer is None and isinstance(solution, str):
-        answer = marked_answer(solution)[0]
-    elif not isinstance(answer, str):
-        problem = None
-    if not isinstance(problem, str):
+        answer = json.dumps(answer)
+    has_answer = isinstance(answer, str) or (answer is None and isinstance(solution, str))
+    if not (isinstance(problem, str) and has_answer):
         raise TaskError(
             f"{place}: expected `problem` and `solution` or `answer`, all text; came "
             f"{str(row)[:200]}; correct or remove the line"
@@ -133,7 +131,7 @@ def _read(place: str, row: dict[str, Any]) -> Prompt:
         "math",
         "train",
         ask(problem.strip()),
-        answer,
+        marked_answer(str(solution))[0] if answer is None else str(answer),
         instruction="",
         difficulty=f"level {level}" if isinstance(level, int) else str(level).lower(),
         meta={"type": str(kind)} if kind else {},

@@ -79,9 +79,9 @@ def build_reasoning(settings: ReasoningSettings) -> PromptTask:
     problems = list(islice(_distinct_problems(settings, num_asked), num_asked))
     if len(problems) < num_asked:
         raise TaskError(
-            f"reasoning_gym: expected {num_asked} distinct problems (num_eval {settings.num_eval} + "
-            f"num_train {settings.num_train}); `{settings.kind}` gave {len(problems)}; ask for "
-            f"fewer, or widen its parameters"
+            f"reasoning_gym: expected {num_asked} distinct problems (num_eval "
+            f"{settings.num_eval} + num_train {settings.num_train}); `{settings.kind}` gave "
+            f"{len(problems)}; ask for fewer, or widen its parameters"
         )
 
     def prompt(split: Split, problem: _Problem) -> Prompt:
@@ -147,8 +147,8 @@ def _drawn(kind: str, answer: Answer) -> list[Any]:
     problems: list[Any] = answer.value
     if any(problem is not None and problem[3] >= SUCCESS for problem in problems):
         raise TaskError(
-            f"reasoning_gym: the scorer of `{kind}` gives full marks for `?`; use another `kind`, or "
-            f"your own `reward`"
+            f"reasoning_gym: expected a scorer that knows wrong answers; that of `{kind}` gives "
+            f"full marks for `?`; use another `kind`"
         )
     return problems
 

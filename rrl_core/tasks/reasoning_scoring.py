@@ -26,8 +26,8 @@ from sympy.parsing import sympy_parser
 EVALUATING = ("algorithmic.string_insertion", "algorithmic.spiral_matrix",
               "algorithmic.binary_matrix", "games.n_queens")  # fmt: skip
 PARSING = ("games.puzzle24", "games.countdown")  # the others ask `sympy.parse_expr`
-FUNCTIONS = ("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-             "exp", "log", "ln", "sqrt", "Abs", "pi")  # fmt: skip
+FUNCTIONS = ("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan",
+             "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs", "pi")  # fmt: skip
 NONSENSE = "?"
 _FORMULA = re.compile(
     rf"""(?:
@@ -45,7 +45,8 @@ class Refused(BaseException):
 
 def answer(question: list[Any]) -> Any:
     """Return what `kinds`, `draw` or `score` (the first item) returns for the other items."""
-    return {"kinds": kinds, "draw": draw, "score": score}[question[0]](*question[1:])
+    functions: dict[str, Callable[..., Any]] = {"kinds": kinds, "draw": draw, "score": score}
+    return functions[question[0]](*question[1:])
 
 
 def kinds() -> list[str]:

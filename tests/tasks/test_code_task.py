@@ -16,20 +16,28 @@ from rrl_core.tasks.scorers import score_all
 MBPP = {
     "task_id": 2,
     "text": "Double a number.",
-    "code": "import math\ndef half(x):\n    return x / 2\ndef double(x, times=1):\n    return x * 2",
+    "code": "def half(x):\n    return x / 2\ndef double(x, times=1):\n    return x * 2",
     "test_setup_code": "LIMIT = 9",
-    "test_list": ["assert double(2) == 4", "assert double(-1.5) == -3.0", "assert double('a') == 'aa'"],
-}  # fmt: skip
+    "test_list": [
+        "assert double(2) == 4",
+        "assert double(-1.5) == -3.0",
+        "assert double('a') == 'aa'",
+    ],
+}
 HUMAN_EVAL = {
     "task_id": "Own/0",
-    "prompt": 'from typing import List\n\ndef longest(words: List[str]) -> str:\n    """Longest."""\n',
+    "prompt": (
+        'from typing import List\n\ndef longest(words: List[str]) -> str:\n    """Longest."""\n'
+    ),
     "entry_point": "longest",
     "canonical_solution": "    return max(words, key=len)\n",
     "test": (
-        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    \"\"\"All.\"\"\"\n    assert True, 'yes'\n"
-        "    assert candidate(['a', 'bb']) == 'bb', 'first'\n    assert candidate(['ccc']) == 'ccc'\n"
+        "METADATA = {'author': 'x'}\n\n"
+        "def check(candidate):\n    'All.'\n    assert True, 'yes'\n"
+        "    assert candidate(['a', 'bb']) == 'bb', 'first'\n"
+        "    assert candidate(['ccc']) == 'ccc'\n"
     ),
-}  # fmt: skip
+}
 
 
 def write(path, *rows):
@@ -79,7 +87,8 @@ def test_every_reference_solution_of_our_own_passes_and_a_stub_does_not():
 def test_a_mbpp_problem_asks_with_its_signature_and_first_assertion(tmp_path):
     prompt = only_prompt(write(tmp_path / "m.jsonl", MBPP), instruction="Go.", num_examples=1)
     assert prompt.messages[0]["content"] == (
-        "Double a number.\nWrite the function `double(x, times=1)`.\nExample: assert double(2) == 4 Go."
+        "Double a number.\nWrite the function `double(x, times=1)`.\n"
+        "Example: assert double(2) == 4 Go."
     )
     tests = Tests.from_answer(prompt.answer)
     assert (tests.entry, tests.header) == ("double", "LIMIT = 9")
@@ -189,12 +198,15 @@ def test_an_assertion_is_taken_apart_and_comes_back_from_the_answer(claim, test)
     ],
 )
 def test_any_other_statement_makes_the_problem_unscorable(source):
-    with pytest.raises(ValueError, match="assertion|statements|expected calls"):
+    with pytest.raises(ValueError, match=r"assertion|statements|expected calls"):
         read_assertions(source)
 
 
-@pytest.mark.parametrize("answer", ["", "7", "[]", "{}", '{"entry": "f", "header": "", "tests": []}',
-                                    '{"entry": "f", "header": "", "tests": [1]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    ["", "7", "[]", "{}", '{"entry": "f", "header": "", "tests": []}',
+     '{"entry": "f", "header": "", "tests": [1]}'],
+)  # fmt: skip
 def test_an_answer_that_holds_no_tests_is_refused(answer):
     with pytest.raises(ValueError, match=r"no test|no tests|Expecting"):
         Tests.from_answer(answer)

@@ -15,7 +15,12 @@ from rrl_core.tasks.registry import build_task
 from rrl_core.tasks.scorers import score_all
 
 LIMIT_S = 2.0
-ROW = {"problem": "Halve 3.", "level": "Level 2", "type": "Algebra", "solution": "It is \\boxed{\\frac{3}{2}}."}
+ROW = {
+    "problem": "Halve 3.",
+    "level": "Level 2",
+    "type": "Algebra",
+    "solution": "It is \\boxed{\\frac{3}{2}}.",
+}
 HANG = "\\boxed{9^{9^{9^{9}}}}"
 
 
@@ -129,7 +134,14 @@ def test_answers_are_compared_as_mathematics_the_reference_first(scorer):
 
 def test_the_answer_is_found_as_everywhere(scorer):
     prompt = prompt_with("\\frac{1}{2}")
-    completions = ["#### $\\frac{2}{4}$", "\\boxed{9}\n#### 0.5", "It is 1/2", "\u22121/2", "none", ""]
+    completions = [
+        "#### $\\frac{2}{4}$",
+        "\\boxed{9}\n#### 0.5",
+        "It is 1/2",
+        "\u22121/2",
+        "none",
+        "",
+    ]
     scores = score_all(scorer, [prompt] * len(completions), completions)
     assert [score.value for score in scores] == [1, 1, 1, 0, 0, 0]
     assert scores[-1].feedback == "no answer found"

@@ -87,8 +87,14 @@ def test_prompts_are_the_same_everywhere_and_more_training_leaves_the_evaluation
         ({"parameters": {"words": 3}}, "came TypeError: .*'words'; correct `parameters`"),
         ({"parameters": {"min_words": 9, "max_words": 3}}, "correct `parameters`"),
         ({"kind": "composite"}, "correct `parameters`"),
-        ({"kind": "game_of_life_halting"}, r"gives full marks for `\?`"),
-        ({"kind": "coin_flip", "parameters": {"min_trials": 3, "max_trials": 3}}, "gave [0-9]+; ask"),
+        (
+            {"kind": "game_of_life_halting"},
+            r"that of `game_of_life_halting` gives full marks for `\?`",
+        ),
+        (
+            {"kind": "coin_flip", "parameters": {"min_trials": 3, "max_trials": 3}},
+            "gave [0-9]+; ask",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(changes, message):

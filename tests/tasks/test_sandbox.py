@@ -1,6 +1,7 @@
 """The sandbox: nothing pays that was not computed, nothing stays, and correct programs are paid."""
 
 import os
+import re
 import resource
 import socket
 import tempfile
@@ -15,8 +16,31 @@ from rrl_core.tasks.code_tests import CodeTests, Test, Tests
 from rrl_core.tasks.protocol import Prompt
 from rrl_core.tasks.sandbox.running import FIRST_UID, Limits, isolation, run_candidate
 from rrl_core.tasks.scorers import score_all
-from tests.tasks.sandbox_attacks import ATTACKS
 
+SECTION = re.compile(r"^=== ([^+\n]+?)(?: \+ (\w+))?\n", re.MULTILINE)
+HELPERS = ("claim", "steal")
+
+
+def read_attacks() -> dict[str, str]:
+    """Return the programs of sandbox_attacks.txt by name, each after the helper that it names."""
+    _, *parts = SECTION.split(Path(__file__).with_name("sandbox_attacks.txt").read_text())
+    sources = dict(zip(parts[::3], parts[2::3], strict=True))
+    helper_of = dict(zip(parts[::3], parts[1::3], strict=True))
+    return {
+        name: sources.get(helper_of[name], "") + source
+        for name, source in sources.items()
+        if name not in HELPERS
+    }
+
+
+def attack_on(place: dict[str, object], name: str) -> str:
+    """Return an attack with the places it is after."""
+    return re.sub(
+        r"\{(port|parent|folder|secret)\}", lambda found: str(place[found[1]]), ATTACKS[name]
+    )
+
+
+ATTACKS = read_attacks()
 SECRETS = [781236450918273641, 236450918273641781, 450918273641781236, 918273641781236450]
 LIMITS = Limits(time_limit_s=1.5, memory_mb=200)
 GRACE_S = 2.0
@@ -81,7 +105,7 @@ def attack(name: str, scorer: CodeTests, place: dict[str, object]) -> None:
     tests = [Test((number,), value) for number, value in enumerate(SECRETS, 1)]
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
-    score = scorer(prompt_for(*tests), ATTACKS[name].format(**place))
+    score = scorer(prompt_for(*tests), attack_on(place, name))
     took_s = time.monotonic() - started
     assert (score.value, score.status) == (0.0, "ok")
     assert score.components["passed_share"] == 0.0
@@ -108,7 +132,7 @@ def test_every_attack_earns_nothing_and_leaves_nothing(name, scorer, place):
 def test_all_attacks_side_by_side_disturb_no_correct_solution(scorer, place):
     correct = "def f(x):\n    return x * x"
     tests = [Test((number,), number * number) for number in (1, 2, 3)]
-    sources = [source.format(**place) for source in ATTACKS.values()]
+    sources = [attack_on(place, name) for name in ATTACKS]
     completions = [text for source in sources for text in (source, correct)]
     scores = score_all(scorer, [prompt_for(*tests)] * len(completions), completions)
     assert {score.value for score in scores[1::2]} == {1.0}
@@ -121,13 +145,15 @@ def test_all_attacks_side_by_side_disturb_no_correct_solution(scorer, place):
 
 def test_the_attacks_have_teeth(place):
     """Under limits only, the file of secrets is there to be read."""
-    source = ATTACKS["the file of secrets"].format(**place)
+    source = attack_on(place, "the file of secrets")
     outcome = run_candidate(source, "f", [([2], {})], LIMITS, "limits_only")
     assert outcome.lines == (["value", SECRETS[1]],)
 
 
 def test_a_sleeping_grandchild_does_not_delay_the_verdict(scorer):
-    source = "import os, time\ndef f(x):\n    if os.fork() == 0:\n        time.sleep(600)\n    return x"
+    source = (
+        "import os, time\ndef f(x):\n    if os.fork() == 0:\n        time.sleep(600)\n    return x"
+    )
     started = time.monotonic()
     assert scorer(prompt_for(Test((1,), 1)), source).value == 1.0
     assert time.monotonic() - started < START_S + 0.5
@@ -143,13 +169,15 @@ CORRECT = {
     "class": "class Square:\n    def __call__(self, x):\n        return x * x\nf = Square()",
     "memory between calls": "seen = {}\ndef f(x):\n    seen[x] = x * x\n    return seen[x]",
     "main": "def f(x):\n    return x * x\nif __name__ == '__main__':\n    raise SystemExit(1)",
-    "stops itself": "def f(x):\n    try:\n        raise SystemExit\n    except SystemExit:\n        return x * x",
+    "stops itself": "def f(x):\n    try:\n        raise SystemExit\n    except SystemExit:\n"
+    "        return x * x",
     "modules": "import bisect, collections, copy, dataclasses, datetime, decimal, enum, fractions,"
     " functools, hashlib, heapq, itertools, json, math, operator, random, re, statistics, string,"
     " typing, zlib\nfrom typing import *\n@dataclasses.dataclass\nclass Box:\n    x: int\n"
     "@functools.lru_cache\ndef f(x):\n    hashlib.sha256(b'x')\n"
     "    return int(math.pow(Box(x).x, 2))",
-    "deep recursion": "import sys\nsys.setrecursionlimit(20000)\ndef g(n):\n    return n and 1 + g(n - 1)\n"
+    "deep recursion": "import sys\nsys.setrecursionlimit(20000)\n"
+    "def g(n):\n    return n and 1 + g(n - 1)\n"
     "def f(x):\n    return x * x + g(9000) - 9000",
     "memory": "def f(x):\n    big = [0] * (5 << 20)\n    return x * x",
     "a file": "def f(x):\n    with open('note', 'w') as file:\n        file.write(str(x * x))\n"
@@ -160,7 +188,8 @@ CORRECT = {
     "    with ThreadPoolExecutor(3) as pool:\n        return sum(pool.map(lambda _: x, range(x)))",
     "reads input": "import sys\ndef f(x):\n    return x * x + len(sys.stdin.read())",
     "float": "def f(x):\n    return x * float(x)",
-    "asynchronous": "import asyncio\nasync def g(x):\n    return x * x\ndef f(x):\n    return asyncio.run(g(x))",
+    "asynchronous": "import asyncio\nasync def g(x):\n    return x * x\n"
+    "def f(x):\n    return asyncio.run(g(x))",
 }  # fmt: skip
 
 
@@ -178,8 +207,10 @@ def test_arguments_are_fresh_for_each_test(scorer):
 
 def test_claims_for_guessed_answers_pay_no_more_than_a_guess(scorer):
     claim_both = ATTACKS["many claims for one test"].replace(
-        "('[\"value\", %d]' % k for k in range(20000))", "(['[\"value\", true]', '[\"value\", false]'])"
+        "('[\"value\", %d]' % k for k in range(20000))",
+        "(['[\"value\", true]', '[\"value\", false]'])",
     )
+    assert "true" in claim_both
     answers = [True, True, False, True, False, False]
     tests = [Test((number,), answer) for number, answer in enumerate(answers)]
     score = scorer(prompt_for(*tests), claim_both)
@@ -217,7 +248,10 @@ def test_under_limits_only_nothing_stays_either(place):
     assert outcome.lines == (["value", 1],)
     if os.geteuid() == 0:
         assert not processes_of_candidates()
-    source = "import os\ndef f(x):\n    open('a', 'w')\n    os.mkdir('d')\n    os.chmod('d', 0)\n    return os.getcwd()"
+    source = (
+        "import os\ndef f(x):\n    open('a', 'w')\n    os.mkdir('d')\n    os.chmod('d', 0)\n"
+        "    return os.getcwd()"
+    )
     outcome = run_candidate(source, "f", [([1], {})], LIMITS, "limits_only")
     ((kind, folder),) = outcome.lines
     assert kind == "value"

@@ -69,7 +69,8 @@ DIFFERENT = [
 ]  # fmt: skip
 SAME = [
     (6.0, 6), (6, 6.0), (math.nan, math.nan), ([1, 2.0], [1.0, 2]), ({2: 1, 1: 2}, {1: 2, 2: 1}),
-    ({3, 1}, {1, 3}), (-0.0, 0), (10**400, 10**400), (True, True), ({(1, 2): [None]}, {(1, 2): [None]}),
+    ({3, 1}, {1, 3}), (-0.0, 0), (10**400, 10**400), (True, True),
+    ({(1, 2): [None]}, {(1, 2): [None]}),
 ]  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def test_a_subclass_is_its_content_whatever_it_claims():
 
     assert encode(Always(3)) == 3
     assert encode(AlwaysList([9])) == [9]
-    with pytest.raises(TypeError, match="an? object cannot be compared"):
+    with pytest.raises(TypeError, match=r"a object cannot be compared"):
         encode(object())
 
 

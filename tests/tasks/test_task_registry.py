@@ -10,7 +10,7 @@ from rrl_core.tasks.registry import TASKS, build_task
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones():
-    with pytest.raises(TaskError, match="among arithmetic, code, .*jsonl.*; came `chess`"):
+    with pytest.raises(TaskError, match=r"among arithmetic, code, .*jsonl.*; came `chess`"):
         build_task("chess", {})
 
 

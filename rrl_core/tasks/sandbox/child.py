@@ -7,8 +7,8 @@ reads or forges, all it can send is one value per test, and the parent compares 
     launcher            no candidate code; ends when the child has, or when the control pipe closes
       '- child          process 1 of its own namespaces; drops its rights; runs the candidate
 
-Lines sent, each a JSON list: ["ready", null], then ["broken", exception] if the source could not be run,
-else for each test, in order, ["value", encoded] or ["raised", exception].
+Lines sent, each a JSON list: ["ready", null], then ["broken", exception] if the source could not be
+run, else for each test, in order, ["value", encoded] or ["raised", exception].
 
 Values travel as JSON: None, booleans, text, finite floats, lists and integers below 2**63 as they
 are; anything else as an object with one key, its kind (`encode`).
@@ -24,7 +24,8 @@ import signal
 import struct
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 NEW_NAMESPACES = 0x00020000 | 0x40000000 | 0x20000000 | 0x08000000 | 0x04000000
 NEW_USER = 0x10000000  # above: mounts, network, pids, ipc, host name
@@ -79,10 +80,10 @@ def encode(value: object) -> object:
         number = int.__int__(value)
         return number if -HUGE < number < HUGE else {"int": hex(number)}
     if isinstance(value, float):
-        number = float.__float__(value)
-        return number if math.isfinite(number) else {"float": str(number)}
+        real = float.__float__(value)
+        return real if math.isfinite(real) else {"float": str(real)}
     if isinstance(value, complex):
-        return {"complex": [encode(value.real), encode(value.imag)]}
+        return {"complex": complex.__repr__(value)}
     if isinstance(value, bytes | bytearray):
         return {type(value).__name__: bytes(value).hex()}
     if isinstance(value, list):
@@ -114,10 +115,10 @@ def decode(encoded: object) -> object:
     return _DECODERS[kind](content)
 
 
-_DECODERS = {
+_DECODERS: dict[str, Callable[[Any], object]] = {
     "int": lambda text: int(text, 16),
     "float": float,
-    "complex": lambda parts: complex(*map(decode, parts)),
+    "complex": complex,
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "tuple": lambda items: tuple(map(decode, items)),
@@ -138,7 +139,7 @@ def _unshare() -> None:
                 file.write(text)
 
 
-def _confine(job: dict) -> None:
+def _confine(job: dict[str, Any]) -> None:
     """Give up files, user, rights and resources; nothing of it can be taken back."""
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if job["has_namespaces"]:
@@ -246,7 +247,7 @@ def _only_result_open() -> int:
     return result
 
 
-def _run(job: dict, result: int) -> None:
+def _run(job: dict[str, Any], result: int) -> None:
     _send(result, ["ready", None])
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
@@ -265,7 +266,7 @@ def _run(job: dict, result: int) -> None:
             _send(result, ["raised", type(error).__name__])
 
 
-def _send(result: int, line: list) -> None:
+def _send(result: int, line: list[object]) -> None:
     data = json.dumps(line).encode() + b"\n"
     while data:
         data = data[os.write(result, data) :]

@@ -134,6 +134,6 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for pipe in (process.stdin, process.stdout):
+    for pipe in filter(None, (process.stdin, process.stdout)):
         with contextlib.suppress(OSError):
             pipe.close()

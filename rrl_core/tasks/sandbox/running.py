@@ -45,9 +45,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back: `lines` are JSON lists, at most one per test. `ending` is "complete" with a line
-    for each test, "ended" where the child stopped before, "timeout" and "output" where it went over
-    a limit, and "failed" where it never came to run the candidate; `failure` says why.
+    """What came back, at most one of the `lines` for a test.
+
+    `ending` is "complete" with a line for each test, "ended" where the child stopped before,
+    "timeout" and "output" where it went over a limit, and "failed" where it never came to run the
+    candidate; `failure` says why.
     """
 
     lines: tuple[list[Any], ...]
@@ -107,9 +109,9 @@ def isolation() -> Isolation:
         with socket.create_server(("127.0.0.1", 0)) as server:
             facts = [os.getpid(), str(CHILD), server.getsockname()[1]]
             outcome = run_candidate(_PROBE, "probe", [(facts, {})], Limits(), level)
-        if outcome.ending == "complete" and outcome.lines[0][0] == "value":
-            if level == "limits_only" or outcome.lines[0] == ["value", []]:
-                return level
+        is_kept_in = outcome.lines == (["value", []],)
+        if is_kept_in or (level == "limits_only" and outcome.ending == "complete"):
+            return level
     raise TaskError(
         f"expected to run Python code in a child process; came `{outcome.failure}` "
         f"({outcome.ending}); is this Linux 5.3 or later, and may processes be started?"

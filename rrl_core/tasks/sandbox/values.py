@@ -1,8 +1,9 @@
 """Whether what a child sent is the value that was expected: by kind and by content.
 
 Numbers are one kind: 6 and 6.0 are the same, as they are for Python's `==`; a boolean is no number
-and a tuple no list. The comparison is led by the expected value: it goes no deeper than that, and what
-is many times as long is not looked at, so that no set of colliding numbers can occupy the parent.
+and a tuple no list. The comparison is led by the expected value: it goes no deeper than that, and
+what is many times as long is not looked at, so that no set of colliding numbers can occupy the
+parent.
 """
 
 import json
