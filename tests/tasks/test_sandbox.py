@@ -14,7 +14,7 @@ import pytest
 
 from rrl_core.tasks.code_tests import CodeTests, Test, Tests
 from rrl_core.tasks.protocol import Prompt
-from rrl_core.tasks.sandbox.running import FIRST_UID, Limits, isolation, run_candidate
+from rrl_core.tasks.sandbox.running import FIRST_UID, NUM_UIDS, Limits, isolation, run_candidate
 from rrl_core.tasks.scorers import score_all
 
 SECTION = re.compile(r"^=== ([^+\n]+?)(?: \+ (\w+))?\n", re.MULTILINE)
@@ -89,7 +89,7 @@ def processes_of_candidates() -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             uids = [line for line in (entry / "status").read_text().split("\n") if "Uid:" in line]
-            if uids and int(uids[0].split()[1]) // 50_000_000 == FIRST_UID // 50_000_000:
+            if uids and 0 <= int(uids[0].split()[1]) - FIRST_UID < NUM_UIDS:
                 found.append((entry / "cmdline").read_text())
         except OSError:
             continue

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,6 +48,12 @@ def test_a_hanging_question_costs_its_answer_in_time_and_no_other(checker):
 def test_a_checker_that_breaks_down_costs_one_answer(checker, question, reason):
     assert checker.ask(question) == Answer("error", None, reason)
     assert checker.ask("next").value[0] == "next"
+
+
+def test_a_child_that_ended_while_idle_costs_no_answer(checker):
+    os.kill(checker.ask("x").value[1], signal.SIGKILL)
+    time.sleep(0.05)
+    assert checker.ask("y").value[0] == "y"
 
 
 def test_what_a_checker_prints_is_no_answer(checker):

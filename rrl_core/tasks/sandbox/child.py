@@ -146,7 +146,7 @@ def _confine(job: dict[str, Any]) -> None:
         _enter_bare_root(job["memory_bytes"])
     else:
         os.chdir(job["folder"])
-    if os.geteuid() == 0:
+    if job["uid"] is not None:
         os.setgroups([])
         os.setresgid(*[job["uid"]] * 3)
         os.setresuid(*[job["uid"]] * 3)

@@ -52,10 +52,7 @@ class Checker:
         if self._pid != os.getpid():
             self._forget_children()
         with self._free:
-            try:
-                child = self._idle.pop()
-            except IndexError:
-                child = _Child(self._function)
+            child = self._idle_child() or _Child(self._function)
             answer = child.ask(question, self.limit_s)
             if child.is_alive():
                 self._idle.append(child)
@@ -72,6 +69,14 @@ class Checker:
         """End the children; a later question starts new ones."""
         while self._idle:
             self._idle.pop().end()
+
+    def _idle_child(self) -> "_Child | None":
+        with contextlib.suppress(IndexError):
+            while True:
+                child = self._idle.pop()
+                if child.is_alive():
+                    return child
+        return None
 
     def _forget_children(self) -> None:
         self._pid = os.getpid()
@@ -103,7 +108,7 @@ class _Child:
             self.end()
 
     def is_alive(self) -> bool:
-        return self.end.alive
+        return self.end.alive and self._process.poll() is None
 
     def ask(self, question: Any, limit_s: float) -> Answer:
         if self._failure:

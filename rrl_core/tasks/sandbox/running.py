@@ -30,7 +30,8 @@ Isolation = Literal["namespaces", "limits_only"]
 CHILD = Path(__file__).with_name("child.py")
 START_LIMIT_S = 20.0  # for the interpreter, before any candidate code
 END_LIMIT_S = 1.0
-FIRST_UID, UIDS_PER_PROCESS = 2_000_000_000, 1000  # far above what systems give to users
+FIRST_UID, NUM_UIDS = 2_000_000_000, 50_000_000  # far above what systems give to users
+UIDS_PER_PROCESS = 1000
 _uid_numbers = itertools.count()
 
 
@@ -132,7 +133,7 @@ def probe(parent, file, port):
         "parent's file": lambda: open(file).close(),
         "processes": lambda: os.listdir("/proc/1"),
         "network": lambda: socket.create_connection(("127.0.0.1", port), 1).close(),
-        "rights": lambda: os.setuid(0),
+        "rights": lambda: os.chroot("/tmp"),
         "files": lambda: open("/probe", "w").close(),
     }
     return [name for name, what in found.items() if tries(what)]
@@ -140,20 +141,34 @@ def probe(parent, file, port):
 
 
 @contextlib.contextmanager
-def _folder(isolation: Isolation) -> Iterator[tuple[str | None, int]]:
+def _folder(isolation: Isolation) -> Iterator[tuple[str | None, int | None]]:
     """Give a temporary folder where the child has none of its own, and an unused user for it."""
-    number = (os.getpid() % 50_000) * UIDS_PER_PROCESS + next(_uid_numbers) % UIDS_PER_PROCESS
-    uid = FIRST_UID + number
+    uid = _unused_uid()
     if isolation == "namespaces":
         yield None, uid
         return
     folder = tempfile.mkdtemp(prefix="rrl-candidate-")
     try:
-        if os.geteuid() == 0:
+        if uid is not None:
             os.chown(folder, uid, uid)
         yield folder, uid
     finally:
         shutil.rmtree(folder, onerror=_remove_anyway)
+
+
+def _unused_uid() -> int | None:
+    """Return a user that nobody has, another one for each child; None without the right to it.
+
+    Root of a container may only be given a few thousand users: then one of the last of them.
+    """
+    if os.geteuid() != 0:
+        return None
+    number = os.getpid() * UIDS_PER_PROCESS + next(_uid_numbers) % UIDS_PER_PROCESS
+    with open("/proc/self/uid_map") as file:
+        ends = [int(first) + int(count) for first, _, count in map(str.split, file)]
+    if max(ends) > FIRST_UID + NUM_UIDS:
+        return FIRST_UID + number % NUM_UIDS
+    return max(ends) - 6000 + number % 5000 if max(ends) > 10_000 else None
 
 
 def _remove_anyway(function: Any, path: str, error: Any) -> None:
