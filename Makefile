@@ -50,6 +50,7 @@ bench: setup
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/value_features.py
 	$(BIN)/python benchmarks/rescore.py
+	$(BIN)/python benchmarks/rewards.py
 
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 7200 -s

@@ -76,7 +76,7 @@ class TaskSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")  # the task checks its own parameters
 
-    name: str = Field("arithmetic", description="`arithmetic`, `gsm8k` or `jsonl`.")
+    name: str = Field("arithmetic", description="A task of docs/tasks.md.")
 
     @property
     def params(self) -> dict[str, Any]:

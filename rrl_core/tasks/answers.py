@@ -50,7 +50,7 @@ _LAST_LINE = re.compile(
 def find_answer(completion: str) -> Fraction | None:
     """Return the number that `completion` gives as its answer; None if it gives none."""
     text = completion.replace("\u2212", "-")
-    marked, cut = _marked_answer(text)
+    marked, cut = marked_answer(text)
     if marked is not None:
         return _only_number(marked)
     numbers = _find_numbers(text[:cut])
@@ -64,7 +64,7 @@ def read_reference(answer: str) -> Fraction | None:
     several unmarked numbers is not taken for the answer.
     """
     text = answer.replace("\u2212", "-")
-    marked, _ = _marked_answer(text)
+    marked, _ = marked_answer(text)
     return _only_number(text if marked is None else marked)
 
 
@@ -74,14 +74,11 @@ def all_numbers(text: str) -> set[Fraction]:
     return {number for number in map(_parse_number, numbers) if number is not None}
 
 
-def ends_with_answer_line(completion: str) -> bool:
-    """Return whether the last line with text is exactly `#### <number>`."""
-    line = completion.replace("\u2212", "-").rstrip().rpartition("\n")[2]
-    return _LAST_LINE.fullmatch(line) is not None
+def marked_answer(text: str) -> tuple[str | None, int]:
+    """Return the text that rule 1 or 2 finds, and where a box never closed begins to hold.
 
-
-def _marked_answer(text: str) -> tuple[str | None, int]:
-    """Return the text that rule 1 or 2 finds, and where a box never closed begins to hold."""
+    The first is None where there is neither a marker nor a balanced box.
+    """
     _, marker, after = text.rpartition("####")
     if marker:
         return after.lstrip().partition("\n")[0], len(text)
@@ -97,6 +94,12 @@ def _marked_answer(text: str) -> tuple[str | None, int]:
             if start > content_start:
                 content, content_start = text[start : brace.start()], start
     return content, next(filter(None, open_starts), len(text))
+
+
+def ends_with_answer_line(completion: str) -> bool:
+    """Return whether the last line with text is exactly `#### <number>`."""
+    line = completion.replace("\u2212", "-").rstrip().rpartition("\n")[2]
+    return _LAST_LINE.fullmatch(line) is not None
 
 
 def _only_number(text: str) -> Fraction | None:

@@ -8,10 +8,10 @@ is kept as text in `Prompt.meta`, values that are not text as JSON, for your rew
 import codecs
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -45,6 +45,9 @@ class _Problem:
     meta: Mapping[str, str]
 
 
+_Asked = TypeVar("_Asked", _Problem, Prompt)
+
+
 def build_jsonl(settings: JsonlSettings) -> PromptTask:
     """Read the problems.
 
@@ -60,7 +63,7 @@ def build_jsonl(settings: JsonlSettings) -> PromptTask:
     if settings.eval_path is not None:
         train, held_out = problems, list(_read_problems(settings.eval_path, needs_answer))
     else:
-        train, held_out = _set_aside(problems, settings.eval_fraction)
+        train, held_out = set_aside(problems, settings.eval_fraction)
 
     def prompt(split: Split, problem: _Problem) -> Prompt:
         return make_prompt(
@@ -159,7 +162,7 @@ def _read_messages(place: str, row: Mapping[str, Any]) -> tuple[Mapping[str, str
     return tuple(messages)
 
 
-def _set_aside(problems: list[_Problem], fraction: float) -> tuple[list[_Problem], list[_Problem]]:
+def set_aside(problems: Sequence[_Asked], fraction: float) -> tuple[list[_Asked], list[_Asked]]:
     """Return the train problems and the `fraction` of them set aside, by a hash of each."""
     places = [_hash_fraction(problem) for problem in problems]
     limit = max(fraction, min(places, default=0.0)) if fraction else -1.0
@@ -168,7 +171,7 @@ def _set_aside(problems: list[_Problem], fraction: float) -> tuple[list[_Problem
     return train, held_out
 
 
-def _hash_fraction(problem: _Problem) -> float:
+def _hash_fraction(problem: _Problem | Prompt) -> float:
     """Return a number in [0, 1) that depends on the problem's messages alone."""
     content = json.dumps(problem.messages, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(content).digest()[:6], "big") / 2**48

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Split = Literal["train", "eval"]
 ScoreStatus = Literal["ok", "timeout", "unscorable", "scorer_error"]
@@ -54,6 +54,14 @@ class Scorer(Protocol):
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge `completion` as an answer to `prompt`."""
+
+
+@runtime_checkable
+class BatchScorer(Scorer, Protocol):
+    """A scorer that is quicker with several completions at a time."""
+
+    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
+        """Judge each completion as if it were alone: none delays or costs another one's score."""
 
 
 class Task(Protocol):

@@ -7,10 +7,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from rrl_core.tasks.arithmetic import ArithmeticSettings, build_arithmetic
+from rrl_core.tasks.code import CodeSettings, build_code
 from rrl_core.tasks.gsm8k import Gsm8kSettings, build_gsm8k
 from rrl_core.tasks.jsonl import JsonlSettings, build_jsonl
+from rrl_core.tasks.math_problems import MathSettings, build_math
 from rrl_core.tasks.prompts import TaskSettings
 from rrl_core.tasks.protocol import Task, TaskError
+from rrl_core.tasks.reasoning import ReasoningSettings, build_reasoning
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class TaskKind:
 
 TASKS: Mapping[str, TaskKind] = {
     "arithmetic": TaskKind(ArithmeticSettings, build_arithmetic),
+    "code": TaskKind(CodeSettings, build_code),
     "gsm8k": TaskKind(Gsm8kSettings, build_gsm8k),
     "jsonl": TaskKind(JsonlSettings, build_jsonl),
+    "math": TaskKind(MathSettings, build_math),
+    "reasoning_gym": TaskKind(ReasoningSettings, build_reasoning),
 }
 
 

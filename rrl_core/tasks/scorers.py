@@ -4,6 +4,7 @@ Feedback and components tell only what does not depend on the reference answer b
 wrong: a policy that reads them learns nothing of the answer.
 """
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
-from rrl_core.tasks.protocol import Prompt, Score, Scorer, ScoreStatus, TaskError
+from rrl_core.tasks.protocol import BatchScorer, Prompt, Score, Scorer, ScoreStatus, TaskError
 
 RewardFunction = Callable[[Prompt, str], float | Score]
 
@@ -146,7 +147,7 @@ def load_reward(spec: str) -> FunctionScorer:
 
 
 def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-    """Return the score of each completion, by `score_one`.
+    """Return the score of each completion, by `judge_many` where there is one, else `score_one`.
 
     Args:
         scorer: the judge.
@@ -161,6 +162,10 @@ def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[s
             f"expected one prompt per completion; came {len(prompts)} prompts and "
             f"{len(completions)} completions"
         )
+    if isinstance(scorer, BatchScorer):
+        with contextlib.suppress(Exception):  # then each by itself: who raises costs one score
+            scores = scorer.judge_many(prompts, completions)
+            return [_checked(score) for _, score in zip(prompts, scores, strict=True)]
     return [score_one(scorer, *pair) for pair in zip(prompts, completions, strict=True)]
 
 

@@ -173,7 +173,92 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("completion", "answer"), [*WHERE.items(), *NUMBERS.items()])
+MORE = {
+    # signs
+    "#### (\u22125)": "-5",
+    "#### -0": "0",
+    "#### -0.0": "0",
+    "#### 5-3": None,
+    "x=-5": "-5",
+    "so $-5$": "-5",
+    "#### \u22121,234.5": "-1234.5",
+    "\\boxed{-5}": "-5",
+    # thousands
+    "#### 1,234,5": None,
+    "#### 12,345,678.9": "12345678.9",
+    "1,234 and 5,678": "5678",
+    "#### 1,000,000%": "1000000",
+    "#### 1 000": None,
+    "#### 1'000": None,
+    # currency and per cent
+    "#### £5": "5",
+    "#### 5¢": "5",
+    "#### US$5": "5",
+    "#### $1,234.50": "1234.5",
+    "#### $.50": "0.5",
+    "#### ($5)": "5",
+    "#### -$1,000": "-1000",
+    "#### $5-$10": None,
+    "#### 5 USD": "5",
+    "#### 12.5%": "12.5",
+    # fractions
+    "#### 10/4": "2.5",
+    "#### \\frac{10}{4}": "2.5",
+    "\\boxed{\\tfrac{1}{2}}": "0.5",
+    "\\boxed{\\frac{-3}{4}}": "-0.75",
+    "\\boxed{\\frac{3}{0}}": None,
+    "\\boxed{x=\\frac{1}{2}}": "0.5",
+    "#### 22/7": "22/7",
+    # powers of ten
+    "#### 3e8": "300000000",
+    "#### 1E-3": "0.001",
+    "#### 1e0": "1",
+    "#### 1e1000": "1e1000",
+    "#### 1e1001": None,
+    "#### 2.5 \\times 10^3": None,
+    # other scripts
+    "#### \uff15": None,
+    "#### \u0665": None,
+    "#### 1\u20442": None,
+    "#### 5\u00a0000": None,
+    "#### 5\u201310": None,
+    "#### 5\u200b": "5",
+    # boxes
+    "\\boxed{ 42 }": "42",
+    "\\boxed{42}\\boxed{43}": "43",
+    "\\boxed{\\mathbf{42}}": "42",
+    "$$\\boxed{42}$$": "42",
+    "\\boxed{42}\\text{ cm or 3 in}": "42",
+    "\\fbox{42}": "42",
+    # boxes that were cut off
+    "\\boxed{1}\\boxed{42": "1",
+    "Answer 3. \\boxed{4": "3",
+    "\\boxed{\\frac{1}{2}": None,
+    "\\boxed{42 and \\boxed{7": None,
+    # several answers, pairs and lists
+    "#### 5 and 5": "5",
+    "#### 7\n#### none": None,
+    "The answer is 7. The answer is 8.": "8",
+    "#### (1, 2)": None,
+    "\\boxed{(1, 2)}": None,
+    "\\boxed{\\{1, 2\\}}": None,
+    "#### [5]": "5",
+    "(3, 4)": "4",
+    # what follows the answer
+    "#### 7.": "7",
+    "#### 7)": "7",
+    "#### 7 (seven)": "7",
+    "#### 7 <|im_end|>": "7",
+    "#### 7\n\nLet me check: 3+5=8": "7",
+    "#### `7`": "7",
+    "#### 7\\\\": "7",
+    "#### 7\t": "7",
+}
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"), [*WHERE.items(), *NUMBERS.items(), *MORE.items()]
+)
 def test_the_answer_of_a_completion(completion, answer):
     assert find_answer(completion) == (None if answer is None else Fraction(answer))
 

@@ -6,14 +6,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from rrl_core.tasks.registry import TASKS, build_task
 
 DOC = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", DOC, re.DOTALL)
-    return text
+def block(language: str, place: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", DOC, re.DOTALL)[place]
 
 
 def test_the_problems_the_config_and_the_reward_work(tmp_path, monkeypatch):
@@ -34,6 +35,13 @@ def test_the_problems_the_config_and_the_reward_work(tmp_path, monkeypatch):
     assert results.attempted == 5
     assert results.failed == 0, "".join(report)
     del sys.modules["my_reward"]
+
+
+@pytest.mark.slow
+def test_the_reasoning_example_works():
+    params = tomllib.loads(block("toml", 1))["task"]
+    task = build_task(params.pop("name"), {**params, "num_train": 5, "num_eval": 2})
+    assert len(task.prompts("train")) == 5
 
 
 def test_every_task_and_main_parameter_exists():

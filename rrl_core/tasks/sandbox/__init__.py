@@ -1,0 +1,1 @@
+"""Child processes that can be ended: for untrusted code, and for checkers that may hang."""
