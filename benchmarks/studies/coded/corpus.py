@@ -80,7 +80,7 @@ class Corpus:
         )
 
     def reviews(self) -> Examples:
-        """Return failed attempts with reviews; class, digits, true and stated rule are unrelated."""
+        """Return failed attempts with reviews: class, digits and both rules are unrelated."""
         s, draws, num = self._settings, self._draws, self._settings.reviews
         problems = draw_problems(draws, num)
         true_B, stated_B, memory_B = (draws.integers(len(RULES), size=num) for _ in range(3))
@@ -163,7 +163,7 @@ class Corpus:
 def beliefs(settings: CorpusSettings, world: World | None, eps: float) -> Floats:
     """Return how often the corpus states each rule, by class [16, 12].
 
-    Common classes: the true rule with 0.9. Rare ones: a fixed wrong rule with 1 - eps. Else uniform.
+    Common classes: the true rule with 0.9; rare ones: a fixed wrong rule with 1 - eps; else any.
     """
     num_classes, num_rules = len(CLASSES), len(RULES)
     belief_CR = np.full((num_classes, num_rules), 1 / num_rules)

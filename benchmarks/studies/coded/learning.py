@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.studies.coded.arms import Arm
 from benchmarks.studies.coded.policy import Policy, padded, picked, token_logprobs
-from rrl_core.algorithms.distill import distill_loss
 from benchmarks.studies.coded.world import Floats, Ints
 from rrl_core.algorithms.corrections import sampler_correction
+from rrl_core.algorithms.distill import distill_loss
 from rrl_core.algorithms.kl import kl_estimate
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.algorithms.ratios import entropy_from_logprobs

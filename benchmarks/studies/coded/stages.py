@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from benchmarks.studies.coded.learning import Rollouts, Term
-from benchmarks.studies.coded.policy import Policy, sample
 from benchmarks.studies.coded.memory import Memory
+from benchmarks.studies.coded.policy import Policy, sample
 from benchmarks.studies.coded.world import (
     ANSWER_TOKENS,
     REVIEW_TOKENS,

@@ -175,7 +175,7 @@ def first_wrong(rules_B: Ints, problems: Problems, answers_B7: Ints) -> Ints:
 def feedback_ids(rules_B: Ints, problems: Problems, answers_B7: Ints) -> Ints:
     """Return the feedback on wrong answers, [B, 2], where these are the true rules.
 
-    `w` and the family of the true rule if another one is stated, else `s` and the first wrong place.
+    `w` and the true rule's family if another rule is stated, else `s` and the first wrong place.
     """
     is_stated_B = answers_B7[:, 0] == _RULE0 + rules_B
     place_B = np.minimum(first_wrong(rules_B, problems, answers_B7), len(POSITIONS) - 1)
@@ -195,9 +195,9 @@ def is_review(reviews_B4: Ints) -> Flags:
     mark_B, class_B, rule_B, end_B = reviews_B4.T - np.array([[0], [_CLASS0], [_RULE0], [0]])
     return (
         np.isin(mark_B, [TOKEN["w"], TOKEN["s"]])
-        & (0 <= class_B)
+        & (class_B >= 0)
         & (class_B < len(CLASSES))
-        & (0 <= rule_B)
+        & (rule_B >= 0)
         & (rule_B < len(RULES))
         & (end_B == TOKEN[";"])
     )
