@@ -15,6 +15,8 @@ Our choices:
    would move the adapter without a reason.
 5. With a critic (`actor_critic.py`) a step on samples that were not prepared is an iteration of
    its own, judged at its beginning. The first `critic_warmup` iterations move the critic alone.
+6. A distilled sample needs no advantage, sampler log-probs or old policy and is in no denominator;
+   a step must hold a sequence of a policy term to divide it by. There is none under a critic.
 """
 
 import math
@@ -34,7 +36,7 @@ from rrl_core.policy.adapters import adapter_parameters
 from rrl_core.policy.bundle import bundle, is_bundle, unbundle
 from rrl_core.policy.critic import Critic
 from rrl_core.policy.logprobs import check_model, policy_logprobs, score_batch
-from rrl_core.policy.loss import Fixed, batch_loss, check_gradient
+from rrl_core.policy.loss import Fixed, StepDenominators, batch_loss, check_gradient
 from rrl_core.policy.optimizer import optimizer_from_bytes, optimizer_to_bytes
 from rrl_core.policy.packing import PackedBatch, pack
 from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample, StepResult
@@ -44,7 +46,13 @@ from rrl_core.policy.samples import (
     sample_problem,
     scored_branch,
 )
-from rrl_core.policy.statistics import SampleStats, TokenStats, sample_stats, step_metrics
+from rrl_core.policy.statistics import (
+    SampleStats,
+    TokenStats,
+    sample_stats,
+    step_metrics,
+    term_metrics,
+)
 
 if TYPE_CHECKING:
     from rrl_core.policy.model import Policy
@@ -102,7 +110,7 @@ class Learner:
         unique = {s.rollout_id: s for s in samples}
         self._judge(unique.values())
         self._old = dict.fromkeys(unique, torch.empty(0))
-        scored = self._to_run(unique.values())
+        scored = [s for s in self._to_run(unique.values()) if s.term != "distill"]
         scores = policy_logprobs(
             self.policy,
             [scored_branch(s) for s in scored],
@@ -130,10 +138,12 @@ class Learner:
         if not self._is_prepared(samples):
             self._judge(samples)
         lengths_B = [self._num_loss_tokens(s) for s in samples]
-        denominators = Denominators.of_lengths(lengths_B, self.config.max_completion_tokens)
+        denominators = self._denominators(samples)
         is_skipped = not any(self._teaches(s) for s in samples)
-        policy_loss, kl_loss, seen = self._differentiate(samples, denominators, is_skipped)
-        critic_metrics = self._fit_critic(samples, denominators)  # may refuse: before our own step
+        losses, kl_loss, seen = self._differentiate(samples, denominators, is_skipped)
+        policy_loss = sum(losses.values(), 0.0)
+        # It may refuse: before our own step.
+        critic_metrics = self._fit_critic(samples, denominators.policy)
         value_loss = self.config.vf_coef * critic_metrics.get("value_loss", 0.0)
         by_id = {s.rollout_id: s for stats in seen for s in sample_stats(stats)}
         return StepResult(
@@ -142,10 +152,12 @@ class Learner:
             kl_loss=kl_loss,
             grad_norm=0.0 if is_skipped else self._update(),
             learning_rate=self.config.learning_rate,
-            num_sequences=denominators.num_sequences,
-            num_loss_tokens=denominators.num_tokens,
+            num_sequences=denominators.policy.num_sequences,
+            num_loss_tokens=denominators.policy.num_tokens,
             is_skipped=is_skipped and not critic_metrics,
-            metrics=step_metrics(seen) | critic_metrics,
+            metrics=step_metrics(seen)
+            | term_metrics(seen, losses, [s.term for s in samples], lengths_B)
+            | critic_metrics,
             samples=[
                 by_id.get(s.rollout_id, SampleStats(s.rollout_id, length))
                 for s, length in zip(samples, lengths_B, strict=True)
@@ -194,11 +206,34 @@ class Learner:
 
     def _num_loss_tokens(self, sample: LearnSample) -> int:
         """Return how many tokens the sample is trained on: 0 if it leaves the loss."""
+        if sample.term == "distill":
+            return len(sample.completion_ids)
+        is_wanted = sample.advantage > 0 or not self._algorithm.only_positive
+        return self._num_policy_tokens(sample) if is_wanted else 0
+
+    def _num_policy_tokens(self, sample: LearnSample) -> int:
+        """Return how many tokens its policy term could have, whatever the advantage."""
         has_logprobs = sample.sampler_logprobs is not None
         stays = is_corrigible(self.config.correction_in_force, has_logprobs)
-        if self._algorithm.only_positive:
-            stays = stays and sample.advantage > 0
         return len(sample.completion_ids) if stays else 0
+
+    def _denominators(self, samples: Sequence[LearnSample]) -> StepDenominators:
+        """Count the step; refuse one that has nothing to divide its distilled samples by."""
+        constant = self.config.max_completion_tokens
+        policy = [s for s in samples if s.term != "distill"]
+        found = StepDenominators(
+            policy=Denominators.of_lengths([self._num_loss_tokens(s) for s in policy], constant),
+            distill=Denominators.of_lengths([self._num_policy_tokens(s) for s in policy], constant),
+        )
+        distilled = [s for s in samples if s.term == "distill"]
+        if distilled and not found.distill.num_sequences:
+            raise LearnerError(
+                f"rollout {distilled[0].rollout_id}: expected sequences of policy terms in the "
+                f"step to divide the {len(distilled)} distilled ones by, got {len(policy)} of "
+                "which none is in the loss; take it in the step of its group, or learn from it "
+                "alone as an attempt under `sft`"
+            )
+        return found
 
     def _teaches(self, sample: LearnSample) -> bool:
         """Return whether the sample has a gradient of the policy."""
@@ -207,7 +242,8 @@ class Learner:
         if self.critic is not None and self.critic.num_iterations <= self.config.critic_warmup:
             return False
         has_prefix_term = sample.prefix_advantage != 0 and self.config.prefix_credit != "none"
-        return self._has_advantage(sample) or has_prefix_term or self.config.kl_coef > 0
+        has_gradient = sample.term == "distill" or has_prefix_term or self.config.kl_coef > 0
+        return has_gradient or self._has_advantage(sample)
 
     def _has_advantage(self, sample: LearnSample) -> bool:
         if self.critic is not None:
@@ -231,27 +267,32 @@ class Learner:
             yield batch, [samples[i] for i in batch.branches]
 
     def _differentiate(
-        self, samples: Sequence[LearnSample], denominators: Denominators, is_skipped: bool
-    ) -> tuple[float, float, list[TokenStats]]:
-        """Run what is to be run, with its gradient unless skipped; return both terms, records."""
-        policy_loss = kl_loss = 0.0
+        self, samples: Sequence[LearnSample], denominators: StepDenominators, is_skipped: bool
+    ) -> tuple[dict[str, float], float, list[TokenStats]]:
+        """Run what is to be run, with its gradient unless skipped.
+
+        Returns the loss of each term, the KL term, and the records.
+        """
+        losses: dict[str, float] = {}
+        kl_loss = 0.0
         seen: list[TokenStats] = []
         self._optimizer.zero_grad()
         with torch.set_grad_enabled(not is_skipped):
             for batch, rows in self._micro_batches(self._to_run(samples)):
-                policy_term, kl_term, stats = self._run(rows, batch, denominators)
+                parts, kl_term, stats = self._run(rows, batch, denominators)
                 if not is_skipped:
-                    (policy_term + kl_term).backward()  # type: ignore[no-untyped-call]
+                    sum(parts.values(), kl_term).backward()  # type: ignore[no-untyped-call]
                     check_gradient(rows, self._parameters.values())
-                policy_loss += policy_term.item()
+                for term, loss in parts.items():
+                    losses[term] = losses.get(term, 0.0) + loss.item()
                 kl_loss += kl_term.item()
                 seen.append(stats)
-        return policy_loss, kl_loss, seen
+        return losses, kl_loss, seen
 
     def _run(
-        self, rows: Sequence[LearnSample], batch: PackedBatch, denominators: Denominators
-    ) -> tuple[Tensor, Tensor, TokenStats]:
-        """Return the policy term and the KL term of a micro-batch, and its records."""
+        self, rows: Sequence[LearnSample], batch: PackedBatch, denominators: StepDenominators
+    ) -> tuple[dict[str, Tensor], Tensor, TokenStats]:
+        """Return the loss of each term of a micro-batch, the KL term, and its records."""
         reference_BT = None
         if self.config.kl_coef > 0:
             with torch.no_grad(), self.policy.reference():
@@ -289,6 +330,12 @@ class Learner:
 
     def _missing(self, sample: LearnSample) -> str | None:
         """Return what the configuration needs of the sample and it lacks."""
+        if self.critic is not None and sample.term != "attempt":
+            return (
+                f"expected attempts only under `{self.config.algorithm}`, got one to learn from as "
+                f"{sample.term}, whose states the critic has no values of; use an algorithm "
+                "without a critic, such as grpo"
+            )
         if self.critic is not None and sample.reward is None:
             return "expected a reward for the critic, got none; leave out what was not scored"
         needs_logprobs = self.config.prefix_credit == "corrected" and sample.prefix_advantage != 0

@@ -1,4 +1,4 @@
-"""The policy's loss of a micro-batch: objective, correction, KL, prefix term, reduction."""
+"""The policy's loss of a micro-batch: its terms token by token, and their reduction."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rrl_core.algorithms.corrections import sampler_correction
+from rrl_core.algorithms.distill import distill_loss
 from rrl_core.algorithms.kl import kl_estimate
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.algorithms.prefix_credit import prefix_credit
 from rrl_core.algorithms.reduce import Denominators, reduce_loss
 from rrl_core.policy.logprobs import TokenScores
 from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample
-from rrl_core.policy.samples import padded, prefix_mask, stored_logprobs
+from rrl_core.policy.samples import padded, prefix_mask, stored_logprobs, term_mask
 from rrl_core.policy.statistics import TokenStats
 
 
@@ -31,13 +32,54 @@ class Fixed:
     advantages: Tensor
 
 
+@dataclass(frozen=True)
+class StepDenominators:
+    """What the terms of a whole step are divided by.
+
+    `policy`: counts what is in the policy terms. `distill`: counts what could be, the samples too
+    that an algorithm leaves out for their advantage (raft): never the successes only.
+    """
+
+    policy: Denominators
+    distill: Denominators
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """[B, T] bool: which term a token is in. No token is in two."""
+
+    policy_BT: Tensor
+    prefix_BT: Tensor
+    distill_BT: Tensor
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[LearnSample], mask_BT: Tensor) -> "_Masks":
+        prefix_BT = prefix_mask(rows, mask_BT)
+        is_distilled_B1 = term_mask(rows, "distill", mask_BT)
+        return cls(
+            policy_BT=mask_BT & ~prefix_BT & ~is_distilled_B1,
+            prefix_BT=prefix_BT,
+            distill_BT=mask_BT & is_distilled_B1,
+        )
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """[B, T] float32: what each token adds to its term, weighted, before the reduction."""
+
+    policy_BT: Tensor
+    kl_BT: Tensor
+    prefix_BT: Tensor
+    distill_BT: Tensor
+
+
 def batch_loss(
     rows: Sequence[LearnSample],
     scores: TokenScores,
     fixed: Fixed,
-    denominators: Denominators,
+    denominators: StepDenominators,
     config: LearnerConfig,
-) -> tuple[Tensor, Tensor, TokenStats]:
+) -> tuple[dict[str, Tensor], Tensor, TokenStats]:
     """Compute a micro-batch's share of the loss.
 
     Args:
@@ -48,15 +90,42 @@ def batch_loss(
         config: of the learner.
 
     Returns:
-        [] policy term, [] KL term (weighted by `kl_coef`), and the records of every token.
+        [] loss of each term with a row here, prefix credit included, [] KL term (weighted by
+        `kl_coef`), and the records of every token.
 
     Raises:
         LearnerError: the loss of a sample is not finite.
     """
-    algorithm = ALGORITHMS[config.algorithm]
-    policy_BT, old_BT = scores.logprobs_BT, fixed.old_BT
-    prefix_mask_BT = prefix_mask(rows, scores.loss_mask_BT)
-    mask_BT = scores.loss_mask_BT & ~prefix_mask_BT
+    masks = _Masks.of_rows(rows, scores.loss_mask_BT)
+    losses, stats = _token_losses(rows, scores, fixed, masks, config)
+    check_loss(rows, losses.policy_BT + losses.kl_BT + losses.prefix_BT + losses.distill_BT)
+    reduction = ALGORITHMS[config.algorithm].reduction
+    reduced: dict[str, Tensor] = {}
+    for term in sorted({s.term for s in rows}):
+        is_own_B1 = term_mask(rows, term, scores.loss_mask_BT)
+        own = reduce_loss(
+            losses.policy_BT, masks.policy_BT & is_own_B1, denominators.policy, reduction
+        )
+        # Means over a sequence under any objective: it weighs what a sequence weighs.
+        own += reduce_loss(
+            losses.prefix_BT, masks.prefix_BT & is_own_B1, denominators.policy, "sequence_mean"
+        )
+        own += reduce_loss(
+            losses.distill_BT, masks.distill_BT & is_own_B1, denominators.distill, "sequence_mean"
+        )
+        reduced[term] = own
+    kl_loss = reduce_loss(losses.kl_BT, masks.policy_BT, denominators.policy, reduction)
+    return reduced, kl_loss, stats
+
+
+def _token_losses(
+    rows: Sequence[LearnSample],
+    scores: TokenScores,
+    fixed: Fixed,
+    masks: _Masks,
+    config: LearnerConfig,
+) -> tuple[_Losses, TokenStats]:
+    policy_BT, old_BT, mask_BT = scores.logprobs_BT, fixed.old_BT, masks.policy_BT
     sampler_BT = padded([stored_logprobs(s) for s in rows], old_BT)
     has_sampler_B = torch.tensor([s.sampler_logprobs is not None for s in rows])
     has_sampler_BT = mask_BT & has_sampler_B.to(mask_BT.device)[:, None]
@@ -64,7 +133,7 @@ def batch_loss(
         config.correction_in_force, old_BT, sampler_BT, has_sampler_BT, config.correction_cap
     )
     clip_low, clip_high = config.clip_range
-    loss_BT, tokens = algorithm.objective(
+    loss_BT, tokens = ALGORITHMS[config.algorithm].objective(
         policy_BT,
         old_BT,
         fixed.advantages,
@@ -74,20 +143,20 @@ def batch_loss(
         dual_clip=config.dual_clip,
     )
     weight_B1 = old_BT.new_tensor([[s.weight] for s in rows])
-    policy_term_BT = weight_B1 * correction.weights_BT * loss_BT
-    kl_term_BT, kl_BT = torch.zeros_like(loss_BT), None
-    if fixed.reference_BT is not None:
-        estimate_BT = kl_estimate(policy_BT, fixed.reference_BT, mask_BT, config.kl_estimator)
-        kl_term_BT = config.kl_coef * weight_B1 * estimate_BT
-        kl_BT = kl_estimate(policy_BT.detach(), fixed.reference_BT, mask_BT, "k3")
+    kl_term_BT, kl_BT = _kl_terms(policy_BT, fixed.reference_BT, mask_BT, config)
     prefix_advantages_B = old_BT.new_tensor([s.prefix_advantage for s in rows])
     prefix_BT, prefix_weights_BT = prefix_credit(
-        policy_BT, old_BT, sampler_BT, prefix_advantages_B, prefix_mask_BT, config.prefix_credit
+        policy_BT, old_BT, sampler_BT, prefix_advantages_B, masks.prefix_BT, config.prefix_credit
     )
-    prefix_BT = weight_B1 * prefix_BT
-    check_loss(rows, policy_term_BT + kl_term_BT + prefix_BT)
+    losses = _Losses(
+        policy_BT=weight_B1 * correction.weights_BT * loss_BT,
+        kl_BT=weight_B1 * kl_term_BT,
+        prefix_BT=weight_B1 * prefix_BT,
+        distill_BT=weight_B1 * distill_loss(policy_BT, masks.distill_BT),
+    )
     stats = TokenStats(
         rollout_ids=tuple(s.rollout_id for s in rows),
+        terms=tuple(s.term for s in rows),
         loss_mask_BT=mask_BT,
         has_sampler_BT=has_sampler_BT,
         logprobs_BT=policy_BT.detach(),
@@ -99,14 +168,22 @@ def batch_loss(
         is_clipped_low_BT=tokens["is_clipped_low"],
         is_clipped_high_BT=tokens["is_clipped_high"],
         kl_BT=kl_BT,
-        prefix_mask_BT=prefix_mask_BT,
+        prefix_mask_BT=masks.prefix_BT,
         prefix_weights_BT=prefix_weights_BT,
+        distill_mask_BT=masks.distill_BT,
     )
-    policy_loss = reduce_loss(policy_term_BT, mask_BT, denominators, algorithm.reduction)
-    # A mean over the prefix under any objective: every state group weighs what a group weighs.
-    policy_loss += reduce_loss(prefix_BT, prefix_mask_BT, denominators, "sequence_mean")
-    kl_loss = reduce_loss(kl_term_BT, mask_BT, denominators, algorithm.reduction)
-    return policy_loss, kl_loss, stats
+    return losses, stats
+
+
+def _kl_terms(
+    policy_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, config: LearnerConfig
+) -> tuple[Tensor, Tensor | None]:
+    """Return the KL loss of every token, and the k3 estimate that is recorded."""
+    if reference_BT is None:
+        return torch.zeros_like(policy_BT), None
+    estimate_BT = kl_estimate(policy_BT, reference_BT, mask_BT, config.kl_estimator)
+    recorded_BT = kl_estimate(policy_BT.detach(), reference_BT, mask_BT, "k3")
+    return config.kl_coef * estimate_BT, recorded_BT
 
 
 def check_loss(rows: Sequence[LearnSample], loss_BT: Tensor) -> None:

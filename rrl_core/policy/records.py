@@ -1,12 +1,16 @@
 """What goes into the learner and what comes out: samples, settings, the result of a step."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from rrl_core.algorithms.corrections import CORRECTIONS
 from rrl_core.algorithms.kl import KL_ESTIMATORS
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.algorithms.prefix_credit import PREFIX_CREDITS
 from rrl_core.policy.statistics import SampleStats
+
+Term = Literal["attempt", "review", "second_attempt", "distill"]
+TERMS: tuple[Term, ...] = get_args(Term)
 
 
 class LearnerError(ValueError):
@@ -29,6 +33,11 @@ class LearnSample:
     masked in the policy term. With `prefix_advantage` > 0 they enter the prefix term (see
     `algorithms.prefix_credit`), with `prefix_logprobs` those under the sampler that first wrote
     them; None where it gave none.
+
+    `term` says what it is learned as. Attempts, reviews and second attempts have a policy term each
+    and differ in the metrics only. A sample to `distill` is a second attempt that follows its
+    prompt alone (see `algorithms.distill`): `prompt_ids` hold no review; advantage and
+    `sampler_logprobs` are not read, `prefix_ids` must be empty.
     """
 
     rollout_id: str
@@ -44,6 +53,7 @@ class LearnSample:
     prefix_advantage: float = 0.0
     reward: float | None = None
     is_truncated: bool = False
+    term: Term = "attempt"
 
 
 @dataclass(frozen=True)
@@ -131,11 +141,13 @@ class StepResult:
     """What a step did.
 
     `loss` = `policy_loss` + `kl_loss` (weighted); with a critic, + `vf_coef` times the metric
-    `value_loss`. `grad_norm` is the policy's, before clipping: 0 while the critic learns alone, in
-    steps that are not `is_skipped` all the same.
+    `value_loss`. `policy_loss` is that of all terms, the distilled one included; where a step has
+    others than attempts, `metrics` tell them apart. `grad_norm` is the policy's, before clipping: 0
+    while the critic learns alone, in steps that are not `is_skipped` all the same.
     `num_sequences` and `num_loss_tokens` are the denominators: samples that were skipped count,
-    samples that left the loss do not. `samples` are in the order given. `elapsed_s` is the only
-    part that depends on the clock. `metrics` are over the tokens that were run.
+    samples that left the loss do not, nor do distilled ones. `samples` are in the order given.
+    `elapsed_s` is the only part that depends on the clock. `metrics` are over the tokens that were
+    run.
     """
 
     loss: float

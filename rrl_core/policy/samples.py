@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rrl_core.policy.packing import Branch
-from rrl_core.policy.records import LearnSample
+from rrl_core.policy.records import TERMS, LearnSample
 
 
 def scored_branch(sample: LearnSample) -> Branch:
@@ -30,6 +30,11 @@ def prefix_mask(rows: Sequence[LearnSample], mask_BT: Tensor) -> Tensor:
     """Return [B, T] bool, True = a given token of a row whose prefix gets credit."""
     num_given_B = torch.tensor([num_scored_prefix_tokens(s) for s in rows], device=mask_BT.device)
     return torch.arange(mask_BT.shape[1], device=mask_BT.device) < num_given_B[:, None]
+
+
+def term_mask(rows: Sequence[LearnSample], term: str, mask_BT: Tensor) -> Tensor:
+    """Return [B, 1] bool on the device of `mask_BT`, True = a row of this term."""
+    return torch.tensor([[s.term == term] for s in rows], device=mask_BT.device)
 
 
 def stored_logprobs(sample: LearnSample) -> tuple[float, ...]:
@@ -72,7 +77,18 @@ def sample_problem(sample: LearnSample, context_tokens: int) -> str | None:
             f"expected one sampler log-prob per given token, got {len(sample.prefix_logprobs)} for "
             f"{len(sample.prefix_ids)}; give None where the sampler had none"
         )
-    return _number_problem(sample)
+    return _term_problem(sample) or _number_problem(sample)
+
+
+def _term_problem(sample: LearnSample) -> str | None:
+    if sample.term not in TERMS:
+        return f"expected a term among {', '.join(TERMS)}, got {sample.term!r}"
+    if sample.term == "distill" and (sample.prefix_ids or sample.prefix_advantage):
+        return (
+            f"expected no given tokens in a distilled sample, got {len(sample.prefix_ids)} with "
+            f"advantage {sample.prefix_advantage}; it follows its prompt alone"
+        )
+    return None
 
 
 def _number_problem(sample: LearnSample) -> str | None:

@@ -4,8 +4,9 @@ Everything is a function of the step's inputs, never of the clock: a step taken 
 same rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -21,10 +22,12 @@ class TokenStats:
 
     `mismatch_BT`: |trainer - sampler| log-prob, meaningful where `has_sampler_BT`.
     `kl_BT`: k3 estimate of the KL to the reference; None without a KL term.
-    `prefix_mask_BT`: True = a given token of the prefix term, never one of `loss_mask_BT`.
+    `loss_mask_BT`: True = a token of a policy term; `prefix_mask_BT`: a given token of the prefix
+    term; `distill_mask_BT`: a token of a distilled completion. No token is in two of them.
     """
 
     rollout_ids: tuple[str, ...]
+    terms: tuple[str, ...]
     loss_mask_BT: Tensor
     has_sampler_BT: Tensor
     logprobs_BT: Tensor
@@ -38,6 +41,7 @@ class TokenStats:
     kl_BT: Tensor | None
     prefix_mask_BT: Tensor
     prefix_weights_BT: Tensor
+    distill_mask_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class SampleStats:
     """One sample of a step, as the table `learned_samples` describes it.
 
     `num_loss_tokens` is 0 if the sample left the loss. The rest is None if it was not run, or if
-    what it needs (sampler log-probs, a KL term) is not there.
+    what it needs (sampler log-probs, a KL term) is not there. A distilled sample has its
+    `policy_logprob_mean` only, given its prompt.
     """
 
     rollout_id: str
@@ -65,68 +70,121 @@ class SampleStats:
 
 def sample_stats(stats: TokenStats) -> list[SampleStats]:
     """Return one record per row, means taken in float64 over its trained tokens."""
-    num_tokens_B = stats.loss_mask_BT.sum(dim=1)
-
-    def means(values_BT: Tensor, mask_BT: Tensor = stats.loss_mask_BT) -> list[float]:
-        kept_BT = torch.where(mask_BT, values_BT.double(), 0.0)
-        result: list[float] = (kept_BT.sum(dim=1) / mask_BT.sum(dim=1)).tolist()
-        return result
-
+    trained_BT = stats.loss_mask_BT | stats.distill_mask_BT
+    is_clipped_BT = stats.is_clipped_low_BT | stats.is_clipped_high_BT
+    largest_B = torch.where(stats.has_sampler_BT, stats.mismatch_BT, 0.0).amax(1).tolist()
+    mismatch = _row_means(stats.mismatch_BT, stats.has_sampler_BT)
     columns: dict[str, Sequence[float | None]] = {
-        "policy_logprob_mean": means(stats.logprobs_BT),
-        "mismatch_mean": means(stats.mismatch_BT),
-        "mismatch_max": torch.where(stats.loss_mask_BT, stats.mismatch_BT, 0.0).amax(1).tolist(),
-        "importance_mean": means(stats.weights_BT),
-        "ratio_mean": means(stats.ratio_BT),
-        "frac_clipped": means(stats.is_clipped_low_BT | stats.is_clipped_high_BT),
-        "frac_truncated": means(stats.is_truncated_BT),
-        "entropy_mean": means(stats.entropy_BT),
+        "policy_logprob_mean": _row_means(stats.logprobs_BT, trained_BT),
+        "mismatch_mean": mismatch,
+        "mismatch_max": [
+            None if mean is None else largest
+            for mean, largest in zip(mismatch, largest_B, strict=True)
+        ],
+        "importance_mean": _row_means(stats.weights_BT, stats.loss_mask_BT),
+        "ratio_mean": _row_means(stats.ratio_BT, stats.loss_mask_BT),
+        "frac_clipped": _row_means(is_clipped_BT, stats.loss_mask_BT),
+        "frac_truncated": _row_means(stats.is_truncated_BT, stats.loss_mask_BT),
+        "entropy_mean": _row_means(stats.entropy_BT, stats.loss_mask_BT),
+        "prefix_weight_mean": _row_means(stats.prefix_weights_BT, stats.prefix_mask_BT),
+        "prefix_logprob_mean": _row_means(stats.logprobs_BT, stats.prefix_mask_BT),
     }
     if stats.kl_BT is not None:
-        columns["kl_mean"] = means(stats.kl_BT)
-    has_prefix_B = stats.prefix_mask_BT.any(dim=1).tolist()
-    for name, values_BT in (
-        ("prefix_weight_mean", stats.prefix_weights_BT),
-        ("prefix_logprob_mean", stats.logprobs_BT),
-    ):
-        found = means(values_BT, stats.prefix_mask_BT)
-        columns[name] = [v if has else None for v, has in zip(found, has_prefix_B, strict=True)]
-    has_sampler_B = stats.has_sampler_BT.any(dim=1).tolist()
-    for name in ("mismatch_mean", "mismatch_max"):
-        columns[name] = [
-            v if has else None for v, has in zip(columns[name], has_sampler_B, strict=True)
-        ]
+        columns["kl_mean"] = _row_means(stats.kl_BT, stats.loss_mask_BT)
+    num_tokens_B = trained_BT.sum(dim=1).tolist()
     return [
         SampleStats(
-            rollout_id, int(num_tokens_B[row]), **{k: column[row] for k, column in columns.items()}
+            rollout_id, num_tokens_B[row], **{k: column[row] for k, column in columns.items()}
         )
         for row, rollout_id in enumerate(stats.rollout_ids)
     ]
 
 
+def _row_means(values_BT: Tensor, mask_BT: Tensor) -> list[float | None]:
+    """Return the mean of each row where `mask_BT` is True; None for a row where it never is."""
+    sums_B = torch.where(mask_BT, values_BT.double(), 0.0).sum(dim=1)
+    num_B = mask_BT.sum(dim=1)
+    means_B: list[float] = (sums_B / num_B).tolist()
+    return [mean if n else None for mean, n in zip(means_B, num_B.tolist(), strict=True)]
+
+
 def step_metrics(batches: Sequence[TokenStats]) -> dict[str, float]:
-    """Return metrics over all trained tokens of a step; a metric without a token is left out."""
-    if not batches:
+    """Return metrics over a step's tokens in policy terms; a metric without one is left out."""
+    masks = [b.loss_mask_BT for b in batches]
+    weights_N = _tokens([b.weights_BT for b in batches], masks)
+    if not len(weights_N):
         return {}
 
-    def tokens(select: Callable[[TokenStats], Tensor], *, sampler: bool = False) -> Tensor:
-        masks = [b.has_sampler_BT if sampler else b.loss_mask_BT for b in batches]
-        kept = [select(b)[mask].double() for b, mask in zip(batches, masks, strict=True)]
-        return torch.cat(kept)
+    def mean(values: Sequence[Tensor]) -> float:
+        return float(_tokens(values, masks).mean())
 
-    weights_N = tokens(lambda b: b.weights_BT)
     metrics = {
         "is/ess": effective_sample_frac(weights_N),
         "is/mass_below_0.1": mass_below(weights_N, SMALL_WEIGHT),
-        "is/frac_truncated": float(tokens(lambda b: b.is_truncated_BT).mean()),
-        "clip/frac_low": float(tokens(lambda b: b.is_clipped_low_BT).mean()),
-        "clip/frac_high": float(tokens(lambda b: b.is_clipped_high_BT).mean()),
-        "explore/entropy": float(tokens(lambda b: b.entropy_BT).mean()),
+        "is/frac_truncated": mean([b.is_truncated_BT for b in batches]),
+        "clip/frac_low": mean([b.is_clipped_low_BT for b in batches]),
+        "clip/frac_high": mean([b.is_clipped_high_BT for b in batches]),
     }
-    mismatch_N = tokens(lambda b: b.mismatch_BT, sampler=True)
+    mismatch_N = _tokens([b.mismatch_BT for b in batches], [b.has_sampler_BT for b in batches])
     if len(mismatch_N):
         metrics["is/mismatch"] = float(mismatch_N.mean())
         metrics["is/mismatch_max"] = float(mismatch_N.max())
-    if kls := [b.kl_BT[b.loss_mask_BT] for b in batches if b.kl_BT is not None]:
-        metrics["kl/ref"] = float(torch.cat(kls).double().mean())
+    return metrics | _policy_metrics(batches, masks, "")
+
+
+def term_metrics(
+    batches: Sequence[TokenStats],
+    losses: Mapping[str, float],
+    terms_B: Sequence[str],
+    lengths_B: Sequence[int],
+) -> dict[str, float]:
+    """Return the metrics that tell a step's terms apart; none if all are attempts.
+
+    Args:
+        batches: the records of what was run.
+        losses: each term's part of the step's loss.
+        terms_B: [B] term of each sample of the step.
+        lengths_B: [B] how many tokens each is trained on.
+
+    Returns:
+        "policy/loss_<term>", "explore/entropy_<term>" and "kl/ref_<term>" of each policy term, and
+        of what is distilled "distill/loss", "distill/count" (samples) and "distill/token_share" (of
+        all tokens trained on).
+    """
+    if set(terms_B) <= {"attempt"}:
+        return {}
+    is_distilled = [term == "distill" and n > 0 for term, n in zip(terms_B, lengths_B, strict=True)]
+    metrics = {
+        "distill/loss": losses.get("distill", 0.0),
+        "distill/count": float(sum(is_distilled)),
+        "distill/token_share": sum(compress(lengths_B, is_distilled)) / max(sum(lengths_B), 1),
+    }
+    for term in sorted(set(terms_B) - {"distill"}):
+        metrics[f"policy/loss_{term}"] = losses.get(term, 0.0)
+        is_own = [b.loss_mask_BT & _rows(b, term) for b in batches]
+        metrics |= _policy_metrics(batches, is_own, f"_{term}")
     return metrics
+
+
+def _policy_metrics(
+    batches: Sequence[TokenStats], masks: Sequence[Tensor], suffix: str
+) -> dict[str, float]:
+    """Return entropy and KL of the policy where it acted, none where it did not."""
+    entropy_N = _tokens([b.entropy_BT for b in batches], masks)
+    if not len(entropy_N):
+        return {}
+    metrics = {f"explore/entropy{suffix}": float(entropy_N.mean())}
+    kls = [b.kl_BT for b in batches if b.kl_BT is not None]
+    if kls:
+        metrics[f"kl/ref{suffix}"] = float(_tokens(kls, masks).mean())
+    return metrics
+
+
+def _rows(batch: TokenStats, term: str) -> Tensor:
+    return torch.tensor([[own == term] for own in batch.terms], device=batch.loss_mask_BT.device)
+
+
+def _tokens(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
+    """Return [N] float64, the values of all micro-batches where their masks are True."""
+    kept = [v[mask].double() for v, mask in zip(values, masks, strict=True)]
+    return torch.cat(kept) if kept else torch.empty(0)

@@ -68,6 +68,12 @@ def read_reference(answer: str) -> Fraction | None:
     return _only_number(text if marked is None else marked)
 
 
+def all_numbers(text: str) -> set[Fraction]:
+    """Return every number that stands in `text`."""
+    numbers = set(_find_numbers(text.replace("\u2212", "-")))
+    return {number for number in map(_parse_number, numbers) if number is not None}
+
+
 def ends_with_answer_line(completion: str) -> bool:
     """Return whether the last line with text is exactly `#### <number>`."""
     line = completion.replace("\u2212", "-").rstrip().rpartition("\n")[2]

@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from rrl_core.algorithms.advantages import group_advantages
-from rrl_core.policy.learner import Learner, LearnerConfig, LearnSample, SampleStats
+from rrl_core.policy.learner import Learner, LearnerConfig, SampleStats
 from storage.schemas import LEARNED_SAMPLES
 from tests.policy_learner.models import (
     ARCHITECTURES,
@@ -118,31 +117,6 @@ def test_on_policy_samples_have_weight_one_and_the_on_policy_loss(policy, correc
     assert result.metrics["is/mismatch"] <= LOGPROB
     assert result.metrics["is/frac_truncated"] == 0.0
     assert result.metrics["is/mass_below_0.1"] == 0.0
-
-
-def test_a_replayed_success_among_fresh_failures_teaches_with_advantage_2_4742(policy):
-    fresh = [
-        LearnSample(f"f{i}", "g", (1, 2, 3), (10 + i, 258), None, 0.0) for i in range(7)
-    ]  # fmt: skip
-    old = LearnSample("replayed", "g", (1, 2, 3), (40, 41, 258), (-1.0, -2.0, -0.5), 0.0)
-    advantages = group_advantages([0.0] * 7 + [1.0], ["g"] * 8, "grpo")
-    samples = [replace(s, advantage=a) for s, a in zip([*fresh, old], advantages, strict=True)]
-    with torch.no_grad():
-        logprobs = alone_logprobs(policy, old)
-        own = [tuple(alone_logprobs(policy, s).tolist()) for s in fresh]
-    samples[:7] = [replace(s, sampler_logprobs=o) for s, o in zip(samples[:7], own, strict=True)]
-    # weights min(pi / mu, 2); the loss: -(2.4742 mean(w) + 7 (-0.35345)) / 8
-    weights = (logprobs - torch.tensor(old.sampler_logprobs)).exp().clamp(max=2.0)
-    config = replace(CONFIG, correction="token_truncate")
-    expected = gradient_of(policy, plain_loss(policy, samples, config))
-    result = Learner(policy, config).step(samples)
-    stats = result.samples[-1]
-    assert stats.importance_mean == pytest.approx(weights.mean().item(), rel=1e-4)
-    assert result.loss == pytest.approx(
-        -(2.4742 * weights.mean().item() - 7 * 0.35345) / 8, abs=1e-4
-    )
-    assert result.grad_norm > 0.01
-    assert relative_error(gradient(policy), expected) <= GRADIENT
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo"])
