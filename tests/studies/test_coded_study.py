@@ -23,7 +23,7 @@ from benchmarks.studies.coded.report import MARK, bootstrap, cells, difference, 
 from benchmarks.studies.coded.results import Job, add_result, area, read_results
 from benchmarks.studies.coded.training import Outcome, Run, Settings, train
 from benchmarks.studies.coded.warm_start import WarmStart, num_steps, start_policy
-from benchmarks.studies.coded.world import Problems, attempt_prompts, encode
+from benchmarks.studies.coded.world import CLASSES, Problems, attempt_prompts, decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGPROB_TOLERANCE = 1e-5
@@ -153,15 +153,21 @@ def test_a_replayed_trajectory_is_corrected_by_its_sampler():
     assert torch.allclose(gradient(policy, learner.loss([capped])), 2.0 * same, atol=EXACT)
 
 
+def problems(*texts):
+    class_B = np.array([CLASSES.index(text[0]) for text in texts])
+    return Problems(class_B, np.stack([encode(text[1:]) for text in texts]))
+
+
 def test_memory_shows_the_last_two_of_a_class_newest_last():
     memory = Memory()
-    reviews = [encode(f"wA{rule};") for rule in "rlk"]
-    memory.add(np.array([0]), np.array(reviews[:1]))
-    assert (memory.slots(np.array([0]))[0] == np.concatenate([encode("____"), reviews[0]])).all()
-    memory.add(np.array([0, 0]), np.array(reviews[1:]))
-    shown = memory.slots(np.array([0, 1]))
-    assert (shown[0] == np.concatenate(reviews[1:])).all()
-    assert (shown[1] == encode("________")).all()
+    reviews = np.stack([encode(f"wA{rule};") for rule in "rlk"])
+    asked = problems("A47291", "B47291", "A47291")
+    assert [decode(row) for row in memory.slots(asked)] == ["________"] * 3
+    memory.add(problems("A11111"), reviews[:1])
+    assert [decode(row) for row in memory.slots(asked)] == ["____wAr;", "________", "____wAr;"]
+    memory.add(problems("A22222", "A33333"), reviews[1:])
+    assert decode(memory.slots(asked)[0]) == "wAl;wAk;"
+    assert decode(memory.slots(problems("A33333"))[0]) == "wAr;wAl;"  # never its own
 
 
 @pytest.fixture(scope="module")

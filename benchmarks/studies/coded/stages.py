@@ -115,7 +115,7 @@ def _review(sampler: Sampler, failures: Failures, memory: Memory | None) -> Roll
     memories_B8 = (
         blank_ids(len(failures.answers), 2 * REVIEW_TOKENS)
         if memory is None
-        else memory.slots(failures.problems.class_B)
+        else memory.slots(failures.problems)
     )
     prompts = review_prompts(failures.problems, failures.answers, failures.feedback, memories_B8)
     return sampler("review", prompts, REVIEW_TOKENS)

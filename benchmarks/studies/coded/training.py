@@ -188,8 +188,8 @@ class Run:
         if seconds.reviews is not None:
             parts.append(replace(seconds.reviews, advantages=advantages_B))
             reviews_B4 = seconds.reviews.completions
-            is_verified_B = is_review(reviews_B4) & (rewards_B >= SUCCESS)
-            self.memory.add(problems.class_B[is_verified_B], reviews_B4[is_verified_B])
+            verified = np.flatnonzero(is_review(reviews_B4) & (rewards_B >= SUCCESS))
+            self.memory.add(problems.take(verified), reviews_B4[verified])
         if arm.distill:
             parts.append(self._targets(problems, answers, rewards_B, attempts.p_hat_P[owner_B]))
         return parts
