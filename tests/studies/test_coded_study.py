@@ -71,7 +71,7 @@ def test_log_probs_of_the_cache_are_those_of_a_full_pass():
         ids, logprobs = sample(policy, prompts, 7, torch.Generator().manual_seed(0), temperature)
         whole = torch.from_numpy(np.concatenate([prompts, ids], axis=1))
         with torch.no_grad():
-            full = picked(token_logprobs(policy, whole, temperature), whole)[:, -7:]
+            full = picked(token_logprobs(policy, whole, temperature), whole[:, 1:])[:, -7:]
         assert np.abs(full.numpy() - logprobs).max() < LOGPROB_TOLERANCE
         assert np.ptp(logprobs) > 1
 
@@ -96,7 +96,8 @@ def rollouts(term, advantages, num_prompt=7, policy=None):
 
 def mean_logprobs(policy, part):
     ids = torch.from_numpy(np.concatenate([part.prompts, part.completions], axis=1))
-    return picked(token_logprobs(policy, ids), ids)[:, -part.completions.shape[1] :].mean(dim=1)
+    every_token = picked(token_logprobs(policy, ids), ids[:, 1:])
+    return every_token[:, -part.completions.shape[1] :].mean(dim=1)
 
 
 def gradient(policy, loss):
@@ -120,7 +121,7 @@ def test_the_loss_is_the_formula_over_one_n():
     assert torch.allclose(got, expected.float(), atol=EXACT)
 
 
-def test_one_padded_batch_is_its_parts():
+def test_the_loss_of_a_batch_is_that_of_its_parts():
     policy = tiny_policy()
     parts = [
         rollouts("attempt", [1.0, -1.0], policy=policy),

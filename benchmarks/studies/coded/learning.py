@@ -3,11 +3,12 @@
     L = L_policy + lambda L_distill + beta L_KL - entropy
 
 The step is on-policy: the old policy is the policy, and the weights that correct for the sampler
-are 1 but for replayed trajectories.
+are 1 but for replayed trajectories. Sequences of a stage are of one length, so each stage is a
+micro-batch without padding; their shares of the loss add up to that of the batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.studies.coded.arms import Arm
-from benchmarks.studies.coded.policy import Policy, padded, picked, token_logprobs
-from benchmarks.studies.coded.world import Floats, Ints
+from benchmarks.studies.coded.policy import Policy, picked, token_logprobs
+from benchmarks.studies.coded.world import ANSWER_TOKENS, Floats, Ints
 from rrl_core.algorithms.corrections import sampler_correction
 from rrl_core.algorithms.distill import distill_loss
 from rrl_core.algorithms.kl import kl_estimate
@@ -63,7 +64,7 @@ class Learner:
 
     def step(self, parts: Sequence[Rollouts]) -> None:
         """Take one step on the parts' common loss; none if nothing has a gradient to give."""
-        loss = self.loss([part for part in parts if len(part)])
+        loss = self.loss(parts)
         if loss is None:
             return
         self._optimizer.zero_grad()
@@ -75,83 +76,58 @@ class Learner:
 
     def loss(self, parts: Sequence[Rollouts]) -> Tensor | None:
         """Return the loss of a batch; None where every sequence has left it."""
-        algorithm, arm = ALGORITHMS[self._arm.algorithm], self._arm
         num_sequences = sum(len(part) for part in parts if part.term != "distill")
-        if algorithm.only_positive:
+        if ALGORITHMS[self._arm.algorithm].only_positive:
             parts = [p if p.term == "distill" else p.take(p.advantages > 0) for p in parts]
-        batch = _Batch.of_parts([part for part in parts if len(part)])
-        if batch is None:
-            return None
-        logprobs_BTV = token_logprobs(self._policy, batch.ids_BT, arm.temperature)
-        policy_BT = picked(logprobs_BTV, batch.ids_BT)
-        mask_BT, distill_BT = batch.policy_mask_BT, batch.distill_mask_BT
-        old_BT = policy_BT.detach()
-        correction = sampler_correction(
-            CORRECTION, old_BT, batch.sampler_BT, mask_BT, CORRECTION_CAP
-        )
-        loss_BT, _ = algorithm.objective(
-            policy_BT,
-            old_BT,
-            batch.advantages_B,
-            mask_BT,
+        parts = [part for part in parts if len(part)]
+        policy = [part for part in parts if part.term != "distill"]
+        lengths_B = [part.completions.shape[1] for part in policy for _ in range(len(part))]
+        denominators = Denominators.of_lengths(lengths_B, constant_tokens=ANSWER_TOKENS)
+        # N of what is distilled counts what raft leaves out too: never the successes only.
+        everything = Denominators(num_sequences, num_tokens=1, constant_tokens=1)
+        losses = [
+            self._distill_loss(part, everything)
+            if part.term == "distill"
+            else self._policy_loss(part, denominators)
+            for part in parts
+        ]
+        return torch.stack(losses).sum() if losses else None
+
+    def _policy_loss(self, part: Rollouts, denominators: Denominators) -> Tensor:
+        """Return the part's share of objective, KL and entropy."""
+        algorithm, arm = ALGORITHMS[self._arm.algorithm], self._arm
+        logprobs_BLV, policy_BL = self._scores(self._policy, part)
+        mask_BL = torch.ones_like(policy_BL, dtype=torch.bool)
+        old_BL = policy_BL.detach()
+        sampler_BL = torch.from_numpy(part.sampler_logprobs)
+        correction = sampler_correction(CORRECTION, old_BL, sampler_BL, mask_BL, CORRECTION_CAP)
+        loss_BL, _ = algorithm.objective(
+            policy_BL,
+            old_BL,
+            torch.from_numpy(part.advantages),
+            mask_BL,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
         )
-        loss_BT = correction.weights_BT * loss_BT
-        # Old trajectories are off-policy: KL and entropy are estimated on what was sampled now.
-        fresh_BT = mask_BT & ~batch.is_old_B[:, None]
-        loss_BT = loss_BT + KL_COEF * self._kl(policy_BT, batch.ids_BT, fresh_BT)
-        if arm.entropy:
-            entropy_BT = entropy_from_logprobs(logprobs_BTV)
-            loss_BT = loss_BT - arm.entropy * torch.where(fresh_BT, entropy_BT, 0.0)
-        denominators = Denominators.of_lengths(mask_BT.sum(dim=1).tolist(), 1)
-        loss = reduce_loss(loss_BT, mask_BT, denominators, algorithm.reduction)
-        everything = replace(denominators, num_sequences=num_sequences, num_tokens=1)
-        distilled_BT = distill_loss(policy_BT, distill_BT)
-        return loss + arm.distill * reduce_loss(
-            distilled_BT, distill_BT, everything, "sequence_mean"
-        )
+        loss_BL = correction.weights_BT * loss_BL
+        if part.term != "trajectory":  # KL and entropy are of what the policy samples now
+            with torch.no_grad():
+                _, reference_BL = self._scores(self._reference, part)
+            kl_BL = kl_estimate(policy_BL, reference_BL, mask_BL, KL_ESTIMATOR)
+            loss_BL = loss_BL + KL_COEF * kl_BL
+            if arm.entropy:
+                loss_BL = loss_BL - arm.entropy * entropy_from_logprobs(logprobs_BLV)
+        return reduce_loss(loss_BL, mask_BL, denominators, algorithm.reduction)
 
-    def _kl(self, policy_BT: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        with torch.no_grad():
-            logprobs_BTV = token_logprobs(self._reference, ids_BT, self._arm.temperature)
-        return kl_estimate(policy_BT, picked(logprobs_BTV, ids_BT), mask_BT, KL_ESTIMATOR)
+    def _distill_loss(self, part: Rollouts, denominators: Denominators) -> Tensor:
+        _, policy_BL = self._scores(self._policy, part)
+        mask_BL = torch.ones_like(policy_BL, dtype=torch.bool)
+        loss_BL = distill_loss(policy_BL, mask_BL)
+        return self._arm.distill * reduce_loss(loss_BL, mask_BL, denominators, "sequence_mean")
 
-
-@dataclass(frozen=True)
-class _Batch:
-    """Sequences in one padded batch; masks and log-probs [B, T - 1] belong to the next token."""
-
-    ids_BT: Tensor
-    sampler_BT: Tensor
-    advantages_B: Tensor
-    is_old_B: Tensor
-    policy_mask_BT: Tensor
-    distill_mask_BT: Tensor
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[Rollouts]) -> "_Batch | None":
-        if not parts:
-            return None
-        rows = [ids for p in parts for ids in np.concatenate([p.prompts, p.completions], axis=1)]
-        ids_BT = padded(rows)
-        sampler_BT = np.zeros((len(ids_BT), ids_BT.shape[1] - 1), dtype=np.float32)
-        mask_BT = np.zeros(sampler_BT.shape, dtype=bool)
-        start = 0
-        for part in parts:
-            stop, first = start + len(part), part.prompts.shape[1] - 1
-            tokens = slice(first, first + part.completions.shape[1])
-            mask_BT[start:stop, tokens] = True
-            sampler_BT[start:stop, tokens] = part.sampler_logprobs
-            start = stop
-        terms = np.repeat([part.term for part in parts], [len(part) for part in parts])
-        is_distilled_B1 = torch.from_numpy(terms == "distill")[:, None]
-        mask = torch.from_numpy(mask_BT)
-        return cls(
-            ids_BT=ids_BT,
-            sampler_BT=torch.from_numpy(sampler_BT),
-            advantages_B=torch.from_numpy(np.concatenate([p.advantages for p in parts])).float(),
-            is_old_B=torch.from_numpy(terms == "trajectory"),
-            policy_mask_BT=mask & ~is_distilled_B1,
-            distill_mask_BT=mask & is_distilled_B1,
-        )
+    def _scores(self, policy: Policy, part: Rollouts) -> tuple[Tensor, Tensor]:
+        """Return log-probs at the completions' places: of every token [B, L, V], and of theirs."""
+        ids_BT = torch.from_numpy(np.concatenate([part.prompts, part.completions], axis=1))
+        length = part.completions.shape[1]
+        logprobs_BLV = token_logprobs(policy, ids_BT, self._arm.temperature)[:, -length:]
+        return logprobs_BLV, picked(logprobs_BLV, ids_BT[:, -length:])

@@ -4,10 +4,8 @@ Pre-LN, learned positions. Prompts of one call are of one length, so sampling ne
 pass over the prompts fills the cache of keys and values, then one token a pass.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -117,14 +115,5 @@ def token_logprobs(policy: Policy, ids_BT: Tensor, temperature: float = 1.0) -> 
 
 
 def picked(logprobs_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """Return the log-prob of each token but the first, [B, T - 1]."""
-    return logprobs_BTV.gather(2, ids_BT[:, 1:, None]).squeeze(2)
-
-
-def padded(rows: Iterable[Ints]) -> Tensor:
-    """Return token ids of different lengths as [B, T], 0 after their ends."""
-    held = list(rows)
-    ids_BT = np.zeros((len(held), max(map(len, held))), dtype=np.int64)
-    for row, ids in enumerate(held):
-        ids_BT[row, : len(ids)] = ids
-    return torch.from_numpy(ids_BT)
+    """Return the log-prob of each of the tokens [B, T]."""
+    return logprobs_BTV.gather(2, ids_BT[..., None]).squeeze(2)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.studies.coded.corpus import Corpus, CorpusSettings, Examples
-from benchmarks.studies.coded.policy import Policy, Shape, padded, picked, token_logprobs
+from benchmarks.studies.coded.policy import Policy, Shape, picked, token_logprobs
 from benchmarks.studies.coded.world import make_world
 from rrl_core.seeds import derive_seed
 
@@ -117,9 +117,10 @@ def _fit(
 
 def corpus_loss(policy: Policy, examples: Examples) -> Tensor:
     """Return the mean of -log pi over the tokens of the completions."""
-    ids_BT = padded(np.concatenate([examples.prompts, examples.completions], axis=1))
-    logprobs_BT = picked(token_logprobs(policy, ids_BT), ids_BT)
-    return -logprobs_BT[:, examples.prompts.shape[1] - 1 :].mean()
+    ids_BT = torch.from_numpy(np.concatenate([examples.prompts, examples.completions], axis=1))
+    length = examples.completions.shape[1]
+    logprobs_BLV = token_logprobs(policy, ids_BT)[:, -length:]
+    return -picked(logprobs_BLV, ids_BT[:, -length:]).mean()
 
 
 def _kept(warm: WarmStart, path: Path) -> Policy | None:
