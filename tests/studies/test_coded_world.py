@@ -208,3 +208,12 @@ def test_second_attempts_of_the_corpus_follow_the_hint():
     named = [p[9] == a[0] for (p, a), h, r in zip(pairs, hints, raw, strict=True) if "_" not in h]
     # 0.85 by following, and 0.15 / 12 because the rule named is drawn at random
     assert np.mean(named) == pytest.approx(0.85 + 0.15 / 12, abs=2 * SHARE_TOLERANCE)
+
+
+def test_answers_of_the_corpus_slip_in_one_digit():
+    examples = large_corpus().attempts()
+    given = Problems(np.zeros(20_000, dtype=int), examples.prompts[:, 1:6])
+    right = answer_ids(examples.completions[:, 0] - encode("r")[0], given.digits_B5)
+    num_wrong = (right != examples.completions).sum(axis=1)
+    assert set(num_wrong) == {0, 1}
+    assert num_wrong.mean() == pytest.approx(0.05, abs=SHARE_TOLERANCE)

@@ -50,6 +50,7 @@ ARMS: tuple[Arm, ...] = (
     replace(_SRRL, name="srrl-no-distil", distill=0.0),
     replace(_SRRL, name="srrl-no-feedback", has_feedback=False),
     Arm("raft", algorithm="raft"),
+    Arm("ppo", algorithm="ppo"),
     Arm("grpo-temperature", temperature=1.3),
     Arm("grpo-entropy", entropy=0.01),
     Arm("rrl-trajectory", replays=True),

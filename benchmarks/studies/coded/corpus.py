@@ -15,6 +15,7 @@ from benchmarks.studies.coded.world import (
     NUM_DIGITS,
     RULES,
     TOKEN,
+    Flags,
     Floats,
     Ints,
     Problems,
@@ -42,7 +43,7 @@ class CorpusSettings:
     review_weight: float = 0.6
     """Weight of reviews in the loss; the others weigh 1."""
     slip: float = 0.05
-    """A digit of an answer is replaced by one drawn at random."""
+    """An answer has one digit that is wrong."""
     common_right: float = 0.9
     memory_copied: float = 0.6
     review_random: float = 0.15
@@ -126,19 +127,21 @@ class Corpus:
         return np.minimum((ends_BR < drawn_B1).sum(axis=1), len(RULES) - 1)
 
     def _answers(self, rules_B: Ints, problems: Problems) -> Ints:
-        answers_B7 = answer_ids(rules_B, problems.digits_B5)
-        drawn_B5 = self._draws.integers(10, size=problems.digits_B5.shape)
-        is_slip_B5 = self._draws.random(drawn_B5.shape) < self._settings.slip
-        answers_B7[:, 1:-1] = np.where(is_slip_B5, drawn_B5, answers_B7[:, 1:-1])
-        return answers_B7
+        is_slip_B = self._draws.random(len(problems)) < self._settings.slip
+        return self._slipped(answer_ids(rules_B, problems.digits_B5), is_slip_B)
 
     def _failed(self, true_B: Ints, stated_B: Ints, problems: Problems) -> Ints:
         """Return answers by the stated rule, with a wrong digit where it is the true one."""
-        answers_B7 = self._answers(stated_B, problems)
-        rows = np.flatnonzero(true_B == stated_B)
+        is_slip_B = self._draws.random(len(problems)) < self._settings.slip
+        answers_B7 = answer_ids(stated_B, problems.digits_B5)
+        return self._slipped(answers_B7, is_slip_B | (true_B == stated_B))
+
+    def _slipped(self, answers_B7: Ints, is_slip_B: Flags) -> Ints:
+        """Return the answers with another digit at one place of these rows."""
+        rows = np.flatnonzero(is_slip_B)
         place = 1 + self._draws.integers(NUM_DIGITS, size=len(rows))
-        right = answer_ids(true_B, problems.digits_B5)[rows, place]
-        answers_B7[rows, place] = (right + self._draws.integers(1, 10, size=len(rows))) % 10
+        other = self._draws.integers(1, 10, size=len(rows))
+        answers_B7[rows, place] = (answers_B7[rows, place] + other) % 10
         return answers_B7
 
     def _raw_feedback(self, problems: Problems, true_B: Ints) -> Ints:

@@ -44,7 +44,7 @@ class Rollouts:
     sampler_logprobs: Floats
     """[B, L] when they were sampled; of distilled ones anything."""
     advantages: Floats
-    """[B]; of distilled ones anything."""
+    """[B], with a critic [B, L]; of distilled ones anything."""
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.studies.coded.arms import Arm
+from benchmarks.studies.coded.critic import WARMUP, Critic
 from benchmarks.studies.coded.evaluation import Evaluation, Examiner, ExamSettings
 from benchmarks.studies.coded.learning import Learner, Rollouts
 from benchmarks.studies.coded.memory import Memory
@@ -27,6 +28,7 @@ from benchmarks.studies.coded.world import (
     rewards,
 )
 from rrl_core.algorithms.advantages import group_advantages
+from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.replay.outcomes import SUCCESS
 from rrl_core.review.credit import is_distilled, review_advantages
 from rrl_core.review.gate import gated_attempts
@@ -121,6 +123,8 @@ class Run:
         self._problem_draws = np.random.default_rng(derive_seed(seed, "problems"))
         self._hint_draws = np.random.default_rng(derive_seed(seed, "hints"))
         self._learner = Learner(self.policy, start, arm)
+        has_critic = ALGORITHMS[arm.algorithm].has_critic
+        self._critic = Critic(start, arm.rate) if has_critic else None
         self._examiner = Examiner(settings.exam, arm, seed, self.world)
         iterations = settings.budget // (arm.prompts * settings.group_size)
         self._replayer = Replayer(seed, arm.prompts, settings.group_size, iterations)
@@ -153,14 +157,16 @@ class Run:
         self._replayer.add(self.num_iterations, problems.take(own_B), sampled, own_rewards_B)
         solved_P = np.bincount(own_B, own_rewards_B >= SUCCESS, arm.prompts)
         p_hat_P = success_rate(solved_P, np.bincount(own_B))
+        attempts = _Attempts(problems, owner_B, answers_B7, rewards_B, p_hat_P)
+        if self._critic is not None:
+            advantages_BL = self._critic.learn(sampled, own_rewards_B)
+            is_warm = self.num_iterations > WARMUP
+            return attempts, [replace(sampled, advantages=advantages_BL)] if is_warm else []
         advantages_B = np.array(
             group_advantages(rewards_B.tolist(), owner_B.astype(str).tolist(), arm.algorithm)
         )
-        parts = [
-            replace(sampled, advantages=advantages_B[: len(own_B)]),
-            old.rollouts(advantages_B[len(own_B) :]),
-        ]
-        return _Attempts(problems, owner_B, answers_B7, rewards_B, p_hat_P), parts
+        fresh_part = replace(sampled, advantages=advantages_B[: len(own_B)])
+        return attempts, [fresh_part, old.rollouts(advantages_B[len(own_B) :])]
 
     def _second_stage(self, attempts: _Attempts) -> list[Rollouts]:
         arm, groups = self._arm, attempts.owner_B.astype(str).tolist()

@@ -35,7 +35,7 @@ class WarmStart:
     seed_steps: int = 150
     seed_rate: float = 1e-3
     gradient_norm: float = 1.0
-    revision: int = 1
+    revision: int = 2
     """Raised when the code that makes checkpoints changes what they are."""
 
     def digest(self) -> str:
