@@ -19,7 +19,16 @@ from benchmarks.studies.coded.learning import Learner, Rollouts
 from benchmarks.studies.coded.memory import Memory
 from benchmarks.studies.coded.policy import Policy, Shape, picked, sample, token_logprobs
 from benchmarks.studies.coded.replaying import Replayer
-from benchmarks.studies.coded.report import MARK, bootstrap, cells, difference, write_page
+from benchmarks.studies.coded.report import (
+    MARK,
+    bootstrap,
+    cells,
+    difference,
+    page,
+    plot,
+    sections,
+    write_page,
+)
 from benchmarks.studies.coded.results import Job, add_result, area, read_results
 from benchmarks.studies.coded.training import Outcome, Run, Settings, train
 from benchmarks.studies.coded.warm_start import WarmStart, num_steps, start_policy
@@ -302,6 +311,24 @@ def test_differences_are_between_the_same_seeds():
     assert bootstrap([0.5] * 4) == (0.5, 0.5)
 
 
+def test_the_page_has_a_line_an_arm_with_paired_differences_and_a_plot(tmp_path):
+    path = tmp_path / "results.jsonl"
+    for seed in (0, 1):
+        add_result(path, Job(TINY, ARMS[0], 0.1, seed), outcome())
+        better = outcome(rare=(0.0, 0.6, 1.0 + seed / 10))
+        add_result(path, Job(TINY, named(["srrl"])[0], 0.1, seed), better)
+    curves = sections(list(read_results(path).values()))
+    lines = [cells(name, rows, curves[0.1]["grpo"]) for name, rows in curves[0.1].items()]
+    # AUC 0.45, and (60 * 0.3 + 40 * (1.6 + seed / 10) / 2) / 100 = 0.50 and 0.52
+    assert lines[0][:5] == ["grpo", "2", "0.450 [0.450, 0.450]", "-", "1.000 [1.000, 1.000]"]
+    assert lines[1][2:4] == ["0.510 [0.500, 0.520]", "0.060 [0.050, 0.070]"]
+    assert lines[1][6:] == ["0.250, 0.250", "-", "-", "100", "700", "5"]
+    text = page({"eps 0.1": lines}, "plot.png")
+    assert text.count("\n| ") == 4
+    plot(curves, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_page_keeps_what_a_person_wrote(tmp_path):
     path = tmp_path / "page.md"
     path.write_text("Mine.\n\n")
@@ -345,6 +372,17 @@ def test_bad_options_are_refused(options, monkeypatch, capsys):
         main()
     assert refused.value.code == 2
     assert "expected" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(
+        sys, "argv", ["coded", "--work", str(tmp_path), "--out", f"{tmp_path}/file"]
+    )
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "file" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.studies.coded.arms import ARMS, TUNING, TUNING_SEEDS, named
 from benchmarks.studies.coded.report import (
     BASELINE,
+    Rows,
     cells,
     page,
     plot,
@@ -29,30 +30,44 @@ from benchmarks.studies.coded.training import Settings, train
 from benchmarks.studies.coded.warm_start import num_steps, start_policy
 
 NAME = "coded-transforms"
+RESULTS = "results.jsonl"
 
 
 def main() -> None:
     parser = _parser()
     options = parser.parse_args()
-    seeds = TUNING_SEEDS if options.tune else range(options.seeds)
+    out = options.out or options.work
     try:
-        arms = named(options.arms, TUNING if options.tune else ARMS)
-        if min(options.seeds, options.budget) < 1 or not all(0 <= e <= 1 for e in options.eps):
-            raise ValueError(
-                f"expected --seeds and --budget of 1 or more and --eps in 0..1; came "
-                f"{options.seeds}, {options.budget} and {options.eps}"
-            )
-        settings = Settings(budget=options.budget)
-        jobs = [
-            Job(settings, arm, eps, seed) for eps in options.eps for seed in seeds for arm in arms
-        ]
-        finished = read_results(options.work / "results.jsonl")
-    except ValueError as error:
+        jobs = _jobs(options)
+        for folder in (options.work, out):
+            folder.mkdir(parents=True, exist_ok=True)
+        finished = read_results(options.work / RESULTS)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)
-    _run([job for job in jobs if job.digest() not in finished], options.work)
-    finished = read_results(options.work / "results.jsonl")
-    _report([finished[job.digest()] for job in jobs], jobs, options.out or options.work)
+    try:
+        _run([job for job in jobs if job.digest() not in finished], options.work)
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on with what is left")
+    finished = read_results(options.work / RESULTS)
+    _report([finished[job.digest()] for job in jobs], options.budget, out)
+
+
+def _jobs(options: argparse.Namespace) -> list[Job]:
+    """Return the runs that were asked for, seed by seed, so that arms can be paired early.
+
+    Raises:
+        ValueError: an arm is unknown, or a number is out of its range.
+    """
+    arms = named(options.arms, TUNING if options.tune else ARMS)
+    if min(options.seeds, options.budget) < 1 or not all(0 <= eps <= 1 for eps in options.eps):
+        raise ValueError(
+            f"expected --seeds and --budget of 1 or more and --eps in 0..1; came "
+            f"{options.seeds}, {options.budget} and {options.eps}"
+        )
+    seeds = TUNING_SEEDS if options.tune else range(options.seeds)
+    settings = Settings(budget=options.budget)
+    return [Job(settings, arm, eps, seed) for eps in options.eps for seed in seeds for arm in arms]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(jobs: Sequence[Job], work: Path) -> None:
-    """Run what is left, seed by seed, so that arms can be paired early."""
+    """Run what is left."""
     if not jobs:
         return
     starts = {(job.seed, job.eps) for job in jobs}
@@ -100,16 +115,11 @@ def _run(jobs: Sequence[Job], work: Path) -> None:
                 start,
                 lambda now, done=done: progress.update(bar, completed=done + now),  # type: ignore[misc]
             )
-            add_result(work / "results.jsonl", job, outcome)
+            add_result(work / RESULTS, job, outcome)
 
 
-def _report(rows: list[dict], jobs: Sequence[Job], out: Path) -> None:  # type: ignore[type-arg]
-    arms, eps, seeds = (
-        list(dict.fromkeys(each))
-        for each in zip(*((j.arm, j.eps, j.seed) for j in jobs), strict=True)
-    )
-    curves = sections(rows, arms, eps, seeds)
-    budget = jobs[0].settings.budget
+def _report(rows: Rows, budget: int, out: Path) -> None:
+    curves = sections(rows)
     lines = {
         f"eps {each}, {budget} sequences": [
             cells(name, held, by_arm.get(BASELINE, [])) for name, held in by_arm.items()
@@ -119,7 +129,6 @@ def _report(rows: list[dict], jobs: Sequence[Job], out: Path) -> None:  # type: 
     console = Console(width=None if sys.stdout.isatty() else 220)
     for title, body in lines.items():
         console.print(table(body, title))
-    out.mkdir(parents=True, exist_ok=True)
     plot(curves, out / f"{NAME}.png")
     write_page(out / f"{NAME}.md", page(lines, f"{NAME}.png"))
 

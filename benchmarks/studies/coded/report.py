@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from benchmarks.studies.coded.arms import ARMS, Arm
+from benchmarks.studies.coded.arms import ARMS
 
 RESAMPLES = 10_000
 BASELINE = ARMS[0].name
@@ -90,7 +90,7 @@ def write_page(path: Path, text: str) -> None:
 
 def plot(curves: Mapping[float, Mapping[str, Rows]], path: Path) -> None:
     """Draw accuracy on rare classes by sampled sequences, a panel for each difficulty."""
-    import matplotlib
+    import matplotlib  # takes a second, which is not for who only reads a table
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -110,23 +110,12 @@ def plot(curves: Mapping[float, Mapping[str, Rows]], path: Path) -> None:
     plt.close(figure)
 
 
-def sections(
-    results: Rows, arms: Sequence[Arm], eps: Sequence[float], seeds: Sequence[int]
-) -> dict[float, dict[str, Rows]]:
-    """Return the results of each difficulty by arm, in these orders, where there are any."""
-    found: dict[float, dict[str, Rows]] = {}
-    for each in eps:
-        by_arm = {
-            arm.name: [
-                row
-                for seed in seeds
-                for row in results
-                if (row["arm"], row["eps"], row["seed"]) == (arm.name, each, seed)
-            ]
-            for arm in arms
-        }
-        found[each] = {name: rows for name, rows in by_arm.items() if rows}
-    return {each: by_arm for each, by_arm in found.items() if by_arm}
+def sections(rows: Rows) -> dict[float, dict[str, list[Mapping[str, Any]]]]:
+    """Return the results of each difficulty by arm, in the order in which they come."""
+    found: dict[float, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        found.setdefault(row["eps"], {}).setdefault(row["arm"], []).append(row)
+    return found
 
 
 def _curve(rows: Rows) -> tuple[Any, Any, Any, Any]:
