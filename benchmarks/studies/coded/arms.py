@@ -23,7 +23,7 @@ class Arm:
     """Weight of the entropy of every token."""
     second: Second | None = None
     """What a failed problem's second attempts are given; None: there are none."""
-    reviews: int = 8
+    reviews: int = 2
     """R, second attempts of a problem with a failure."""
     has_memory: bool = True
     """False: reviews see no earlier ones."""
