@@ -108,7 +108,7 @@ def parse_review(
 
 
 def _parts(fmt: ReviewFormat, text: str) -> tuple[str | None, str | None]:
-    """Return both parts, "" where nothing follows a label; None where a label is missing."""
+    """Return both parts, "" where no word follows a label; None where a label is missing."""
     first, second = _label_patterns(fmt.labels["what_went_wrong"], fmt.labels["what_to_do"])
     start = first.search(text)
     middle = start and second.search(text, start.end())
@@ -133,9 +133,13 @@ def _label_patterns(first: str, second: str) -> tuple[re.Pattern[str], re.Patter
 
 
 def _clean(part: str, limit: int) -> str:
-    """Return the first paragraph of a part on one line, without bold type around it."""
+    """Return the first paragraph of a part on one line, without bold type around it.
+
+    A part without words is "".
+    """
     paragraph = _EMPTY_LINE.split(part.strip(_MARKS), maxsplit=1)[0]
-    return " ".join(paragraph.split())[:limit].strip(_MARKS)
+    line = " ".join(paragraph.split())[:limit].strip(_MARKS)
+    return line if _WORD.search(line) else ""
 
 
 def _is_parrot(fmt: ReviewFormat, said: Sequence[str], attempt_text: str) -> bool:

@@ -85,7 +85,7 @@ def _stands_apart(review_text: str, gold: str, problem_text: str) -> bool:
 def _marked(text: str) -> set[str]:
     """Return what follows each marker and stands in each box, cut."""
     after = [part.lstrip()[:MAX_STATED].partition("\n")[0] for part in text.split("####")[1:]]
-    inside = [part[:MAX_STATED].partition("####")[0] for part in text.split("\\boxed{")[1:]]
+    inside = [part[:MAX_STATED] for part in text.split("\\boxed{")[1:]]
     return {*after, *map(_box_content, inside)}
 
 

@@ -8,16 +8,17 @@ later reviews. Our choices:
        bm25       BM25 relative to the problem's score with itself, about 0 to 1
        embedding  cosine of character n-gram vectors, 0 where below
    An entry less similar than the floor is not retrieved.
-2. score = similarity * 2 * (num_helpful + 1) / (num_helpful + num_harmful + 2): an entry without
-   history keeps its similarity, a good one at most doubles it. Ties go by review id.
+2. score = similarity * (num_helpful + 1) / (num_helpful + num_harmful + 2). The factor of an entry
+   without history is 1/2; a good one doubles a score at most. Ties go by review id.
 3. Never retrieved are entries of the same problem or of a near-duplicate (`similarity`), and those
    in which the problem's gold stands as an answer (`leak.holds_gold`).
 4. The token budget is filled in the order of the scores; an entry that does not fit is skipped.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,14 +28,18 @@ from rrl_core.review.leak import holds_gold
 from rrl_core.review.similarity import (
     EMBEDDING_MODEL,
     NUM_PLACES,
+    Bm25Index,
     Floats,
-    TermIndex,
+    NearDuplicates,
     Vectors,
     embed,
 )
 
 Ranking = Literal["recency", "bm25", "embedding"]
 Ints = NDArray[np.int64]
+
+_BLOCK = 64  # queries whose cosines are held at a time
+_FIRST = 256  # entries sorted first
 
 
 @dataclass(frozen=True)
@@ -113,68 +118,111 @@ def retrieve(
     """
     if not entries:
         return [[] for _ in queries]
-    compared = _compare(entries, queries, rule)
+    columns = _columns(entries)
+    asked = [query.problem for query in queries]
+    near_duplicates = NearDuplicates(columns.problems_P)
+    similarities = _SIMILARITIES[rule.ranking](entries, columns, asked)
     retrieved = []
-    for place, query in enumerate(queries):
-        similarity_N = _SIMILARITIES[rule.ranking](compared, place)
-        order = _ranked(compared, place, query, similarity_N, rule)
-        retrieved.append(_pick(entries, query, order, similarity_N, rule))
+    for query, similarity_N in zip(queries, similarities, strict=True):
+        places = _best_first(columns, query, similarity_N, rule)
+        picks = _pick(entries, query, places, near_duplicates, rule)
+        retrieved.append(
+            [Retrieved(p, entries[p].review_id, float(similarity_N[p])) for p in picks]
+        )
     return retrieved
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """Columns of the entries [N]; their P distinct problems, and what these are compared by."""
+def _pick(
+    entries: Sequence[MemoryEntry],
+    query: Query,
+    places: Iterator[int],
+    near_duplicates: NearDuplicates,
+    rule: MemoryRule,
+) -> list[int]:
+    """Return the first of `places` whose entries fit and tell nothing of the query itself."""
+    is_near = cache(partial(near_duplicates, query.problem))
+    picks: list[int] = []
+    left = rule.max_tokens
+    for place in places:
+        entry = entries[place]
+        if len(picks) == rule.max_entries:
+            break
+        if entry.num_tokens > left or holds_gold(entry.text, query.gold) or is_near(entry.problem):
+            continue
+        left -= entry.num_tokens
+        picks.append(place)
+    return picks
 
+
+@dataclass(frozen=True)
+class _Columns:
+    """The entries [N] as columns, and their P distinct problems, sorted."""
+
+    problems_P: list[str]
     problem_N: Ints
-    prompt_ids_N: NDArray[np.object_]
+    prompt_of: Mapping[str, int]
+    prompt_N: Ints
     tokens_N: Ints
     factor_N: Floats
     id_order_N: Ints
-    terms_P: TermIndex
-    vectors_PD: Vectors | None
-    query_vectors_QD: Vectors | None
 
 
-def _compare(
-    entries: Sequence[MemoryEntry], queries: Sequence[Query], rule: MemoryRule
-) -> _Compared:
+def _columns(entries: Sequence[MemoryEntry]) -> _Columns:
     counts_3N = np.array([[e.num_tokens, e.num_helpful, e.num_harmful] for e in entries]).T
     if counts_3N.min() < 0:
         raise ValueError("expected token, helpful and harmful counts of 0 or more in each entry")
     tokens_N, helpful_N, harmful_N = counts_3N
-    problems = sorted({entry.problem for entry in entries})
-    places = {problem: place for place, problem in enumerate(problems)}
-    asked = [query.problem for query in queries]
-    is_by_vector = rule.ranking == "embedding"
-    return _Compared(
-        problem_N=np.array([places[entry.problem] for entry in entries]),
-        prompt_ids_N=np.array([entry.prompt_id for entry in entries], dtype=object),
-        tokens_N=tokens_N,
-        factor_N=2 * (helpful_N + 1) / (helpful_N + harmful_N + 2),
-        id_order_N=_order([entry.review_id for entry in entries]),
-        terms_P=TermIndex(problems, asked),
-        vectors_PD=_vectors(entries, problems) if is_by_vector else None,
-        query_vectors_QD=embed(asked) if is_by_vector else None,
+    problem_of, problem_N = _places([entry.problem for entry in entries])
+    prompt_of, prompt_N = _places([entry.prompt_id for entry in entries])
+    _, id_order_N = _places([entry.review_id for entry in entries])
+    factor_N = (helpful_N + 1) / (helpful_N + harmful_N + 2)
+    return _Columns(
+        list(problem_of), problem_N, prompt_of, prompt_N, tokens_N, factor_N, id_order_N
     )
 
 
-def _order(review_ids: list[str]) -> Ints:
-    """Return each id's place when the ids are sorted."""
-    places = np.empty(len(review_ids), dtype=np.int64)
-    order = sorted(range(len(review_ids)), key=review_ids.__getitem__)
-    places[order] = np.arange(len(review_ids))
-    return places
+def _places(texts: list[str]) -> tuple[dict[str, int], Ints]:
+    """Return the distinct texts, sorted, and where each text stands among them."""
+    places = {text: place for place, text in enumerate(sorted(set(texts)))}
+    return places, np.array([places[text] for text in texts], dtype=np.int64)
 
 
-def _vectors(entries: Sequence[MemoryEntry], problems: list[str]) -> Vectors:
+def _by_recency(
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+) -> Iterator[Floats]:
+    similarity_N = 1 / np.arange(len(entries), 0, -1)
+    return (similarity_N for _ in asked)
+
+
+def _by_bm25(
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+) -> Iterator[Floats]:
+    index = Bm25Index(columns.problems_P, asked)
+    return (index.scores(place)[columns.problem_N] for place in range(len(asked)))
+
+
+def _by_embedding(
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+) -> Iterator[Floats]:
+    vectors_PD = _vectors(entries, columns.problems_P)
+    for start in range(0, len(asked), _BLOCK):
+        for cosine_P in embed(asked[start : start + _BLOCK]) @ vectors_PD.T:
+            yield np.maximum(0.0, cosine_P)[columns.problem_N].astype(np.float64)
+
+
+_SIMILARITIES: Mapping[
+    str, Callable[[Sequence[MemoryEntry], _Columns, Sequence[str]], Iterator[Floats]]
+] = {"recency": _by_recency, "bm25": _by_bm25, "embedding": _by_embedding}
+
+
+def _vectors(entries: Sequence[MemoryEntry], problems: Sequence[str]) -> Vectors:
     """Return the vector of each problem, [P, D]; those that no entry brings are made here."""
-    given = {entry.problem: entry.vector for entry in entries if entry.vector is not None}
-    missing = [problem for problem in problems if problem not in given]
+    known = {entry.problem: entry.vector for entry in entries if entry.vector is not None}
+    missing = [problem for problem in problems if problem not in known]
+    known.update(zip(missing, embed(missing), strict=True))
     vectors_PD = np.empty((len(problems), NUM_PLACES), dtype=np.float32)
-    made = dict(zip(missing, embed(missing), strict=True))
     for place, problem in enumerate(problems):
-        vector = np.asarray(given.get(problem, made.get(problem)), dtype=np.float32)
+        vector = np.asarray(known[problem], dtype=np.float32)
         if vector.shape != (NUM_PLACES,):
             raise ValueError(
                 f"expected vectors of `{EMBEDDING_MODEL}`, {NUM_PLACES} numbers long; came one of "
@@ -184,59 +232,18 @@ def _vectors(entries: Sequence[MemoryEntry], problems: list[str]) -> Vectors:
     return vectors_PD
 
 
-def _by_recency(compared: _Compared, query: int) -> Floats:
-    return 1 / np.arange(len(compared.tokens_N), 0, -1)
-
-
-def _by_bm25(compared: _Compared, query: int) -> Floats:
-    return compared.terms_P.bm25(query)[compared.problem_N]
-
-
-def _by_embedding(compared: _Compared, query: int) -> Floats:
-    assert compared.vectors_PD is not None
-    assert compared.query_vectors_QD is not None
-    cosine_P = compared.vectors_PD @ compared.query_vectors_QD[query]
-    return np.maximum(0.0, cosine_P)[compared.problem_N].astype(np.float64)
-
-
-_SIMILARITIES: Mapping[str, Callable[[_Compared, int], Floats]] = {
-    "recency": _by_recency,
-    "bm25": _by_bm25,
-    "embedding": _by_embedding,
-}
-
-
-def _ranked(
-    compared: _Compared, place: int, query: Query, similarity_N: Floats, rule: MemoryRule
-) -> Ints:
-    """Return the entries that may be shown for the query at `place`, best first."""
-    is_allowed = (
-        ~compared.terms_P.near_duplicates(place)[compared.problem_N]
-        & (compared.prompt_ids_N != query.prompt_id)
-        & (compared.tokens_N <= rule.max_tokens)
-    )
+def _best_first(
+    columns: _Columns, query: Query, similarity_N: Floats, rule: MemoryRule
+) -> Iterator[int]:
+    """Yield the entries of other prompts that are similar and short enough, best first."""
+    is_allowed = columns.prompt_N != columns.prompt_of.get(query.prompt_id, -1)
+    is_allowed &= columns.tokens_N <= rule.max_tokens
     if rule.ranking != "recency":
         is_allowed &= similarity_N >= rule.floor
     allowed = np.flatnonzero(is_allowed)
-    scores = similarity_N[allowed] * compared.factor_N[allowed]
-    return allowed[np.lexsort((compared.id_order_N[allowed], -scores))]
-
-
-def _pick(
-    entries: Sequence[MemoryEntry],
-    query: Query,
-    order: Ints,
-    similarity_N: Floats,
-    rule: MemoryRule,
-) -> list[Retrieved]:
-    """Return the first entries of `order` that fit and do not hold the query's gold."""
-    picks: list[Retrieved] = []
-    left = rule.max_tokens
-    for place in order.tolist():
-        if len(picks) == rule.max_entries:
-            break
-        entry = entries[place]
-        if entry.num_tokens <= left and not holds_gold(entry.text, query.gold):
-            left -= entry.num_tokens
-            picks.append(Retrieved(place, entry.review_id, float(similarity_N[place])))
-    return picks
+    scores = similarity_N[allowed] * columns.factor_N[allowed]
+    order = columns.id_order_N[allowed]
+    # Sorting them all would take most of the time, and the first few are nearly always enough.
+    least = np.partition(scores, -_FIRST)[-_FIRST] if len(scores) > _FIRST else -np.inf
+    for part in (np.flatnonzero(scores >= least), np.flatnonzero(scores < least)):
+        yield from allowed[part[np.lexsort((order[part], -scores[part]))]].tolist()

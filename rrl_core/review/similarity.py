@@ -16,21 +16,21 @@ Our choices:
    one floor fits all. Words that all problems share, such as an instruction, weigh next to nothing.
 5. A vector counts n-grams within words, 3 and 4 characters long, hashed into 512 places with signs,
    so that collisions cancel on average; its length is 1 (0 for a text without characters).
-6. Near-duplicates have the same numbers, in any order, and cosine 0.8 or more between the idf of
-   their terms. Another number makes another problem.
+6. Near-duplicates have the same numbers, in any order, and cosine above 0.8 between their terms,
+   each weighing its idf: what all problems share says nothing, other numbers are other problems.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse  # type: ignore[import-untyped]
 from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]
     CountVectorizer,
     HashingVectorizer,
 )
-from sklearn.preprocessing import normalize  # type: ignore[import-untyped]
 
 K1, B = 1.5, 0.75
 NEAR = 0.8
@@ -39,18 +39,16 @@ EMBEDDING_MODEL = f"char-3-4-hashed-{NUM_PLACES}/1"
 
 Floats = NDArray[np.float64]
 Vectors = NDArray[np.float32]
-Flags = NDArray[np.bool_]
 
-_TERM = r"[^\W\d_]+|\d+(?:[.,]\d+)*|[-+*/=^%<>\u2212\u00d7\u00f7]"
-_NUMBER = re.compile(r"\d++(?:[.,]\d++)*+")
+_TERM = r"[^\W\d_]++|\d++(?:[.,]\d++)*+|[-+*/=^%<>\u2212\u00d7\u00f7]"
+_find_terms = re.compile(_TERM).findall
 _BLOCK = 4096
 
 
-class TermIndex:
+class Bm25Index:
     """The terms of texts [N] and of queries [Q], as sparse matrices.
 
-    Memory grows with the number of terms; queries are compared one at a time. No bit of an answer
-    depends on the order of the texts or of the queries.
+    No bit of a score depends on the order of the texts or of the queries.
     """
 
     def __init__(self, texts: Sequence[str], queries: Sequence[str]) -> None:
@@ -59,16 +57,15 @@ class TermIndex:
         counts = CountVectorizer(token_pattern=_TERM).fit_transform([*texts, *queries, "term"])
         counts = counts[:-1].astype(np.float64)
         num_with_term = np.bincount(counts[:num_texts].indices, minlength=counts.shape[1])
-        idf = np.log1p((num_texts - num_with_term + 0.5) / (num_with_term + 0.5))
-        weights, units = _bm25_weights(counts, num_texts, idf), _unit_idf(counts, idf)
-        self._text_weights = weights[:num_texts].T.tocsr()
-        self._query_weights = weights[num_texts:]
-        self._text_units = units[:num_texts].T.tocsr()
-        self._query_units = units[num_texts:]
-        keys = _number_keys([*texts, *queries])
-        self._text_keys, self._query_keys = keys[:num_texts], keys[num_texts:]
+        lengths = np.asarray(counts.sum(axis=1)).ravel()
+        mean = max(1.0, lengths[:num_texts].sum() / max(1, num_texts))
+        tf, norm = counts.data, K1 * (1 - B + B * lengths / mean)
+        saturation = tf * (K1 + 1) / (tf + np.repeat(norm, np.diff(counts.indptr)))
+        counts.data = saturation * _idf(num_texts, num_with_term)[counts.indices]
+        self._text_weights = counts[:num_texts].T.tocsr()
+        self._query_weights = counts[num_texts:]
 
-    def bm25(self, query: int) -> Floats:
+    def scores(self, query: int) -> Floats:
         """Return the relative score of each text for one of the queries, [N], 0 or more.
 
         A query without terms scores 0 everywhere.
@@ -78,16 +75,32 @@ class TermIndex:
         scores: Floats = (weights.sign() @ self._text_weights).toarray()[0]
         return scores / own if own else scores
 
-    def near_duplicates(self, query: int) -> Flags:
-        """Return whether each text is a near-duplicate of one of the queries, [N].
 
-        Texts without any term are all alike.
-        """
-        units = self._query_units[query]
-        is_near: Flags = (units @ self._text_units).toarray()[0] >= NEAR
-        if not units.nnz:
-            is_near = self._text_units.getnnz(axis=0) == 0
-        return is_near & (self._text_keys == self._query_keys[query])
+class NearDuplicates:
+    """Tells near-duplicates among problems.
+
+    The idf is that of at most 4,096 of the texts, evenly spread over their sorted list: enough to
+    tell what all problems share. Their order does not matter.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        distinct = sorted(set(texts))
+        sample = distinct[:: len(distinct) // _BLOCK + 1]
+        self._num_texts = len(sample)
+        self._num_with_term = Counter(term for text in sample for term in _terms(text))
+
+    def __call__(self, first: str, second: str) -> bool:
+        """Return whether two problems are near-duplicates; those without a term are all alike."""
+        if _numbers(first) != _numbers(second):
+            return False
+        one, other = _terms(first), _terms(second)
+        shared, *squares = (self._square(terms) for terms in (one & other, one, other))
+        return one == other or shared > NEAR * math.sqrt(math.prod(squares))
+
+    def _square(self, terms: set[str]) -> float:
+        """Return the squared length of the terms' weights, whatever the order of a set."""
+        held = np.array([self._num_with_term[term] for term in terms])
+        return math.fsum(_idf(self._num_texts, held) ** 2)
 
 
 def embed(texts: Sequence[str]) -> Vectors:
@@ -106,25 +119,13 @@ def embed(texts: Sequence[str]) -> Vectors:
     return vectors
 
 
-def _bm25_weights(counts: sparse.csr_matrix, num_texts: int, idf: Floats) -> sparse.csr_matrix:
-    """Return what each term adds to the score of its text."""
-    lengths = np.asarray(counts.sum(axis=1)).ravel()
-    mean = max(1.0, lengths[:num_texts].sum() / max(1, num_texts))
-    weights = counts.copy()
-    norm = K1 * (1 - B + B * np.repeat(lengths, np.diff(counts.indptr)) / mean)
-    weights.data = idf[counts.indices] * counts.data * (K1 + 1) / (counts.data + norm)
-    return weights
+def _idf(num_texts: int, num_with_term: NDArray[np.int64]) -> Floats:
+    return np.log1p((num_texts - num_with_term + 0.5) / (num_with_term + 0.5))
 
 
-def _unit_idf(counts: sparse.csr_matrix, idf: Floats) -> sparse.csr_matrix:
-    """Return the idf of each text's terms, divided by their length."""
-    units = counts.copy()
-    units.data = idf[counts.indices]
-    return normalize(units, copy=False)
+def _terms(text: str) -> set[str]:
+    return set(_find_terms(text.lower()))
 
 
-def _number_keys(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return a key of each text, equal where two texts have the same numbers."""
-    keys: dict[tuple[str, ...], int] = {}
-    numbers = (tuple(sorted(_NUMBER.findall(text))) for text in texts)
-    return np.fromiter((keys.setdefault(n, len(keys)) for n in numbers), np.int64, len(texts))
+def _numbers(text: str) -> list[str]:
+    return sorted(term for term in _find_terms(text) if term[0].isdigit())

@@ -69,7 +69,7 @@ def read_reference(answer: str) -> Fraction | None:
 
 
 def all_numbers(text: str) -> set[Fraction]:
-    """Return every number that stands in `text`."""
+    """Return every number that stands anywhere in `text`."""
     numbers = set(_find_numbers(text.replace("\u2212", "-")))
     return {number for number in map(_parse_number, numbers) if number is not None}
 

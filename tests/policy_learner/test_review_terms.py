@@ -237,8 +237,7 @@ def test_what_the_sampler_thought_of_a_distilled_sample_does_not_matter(correcti
     result, expected = stepped(policy, [*others, distilled], config)
     for change in (
         {"sampler_logprobs": None},
-        {"sampler_logprobs": (-30.0, -1e-9, -9.0, -0.1)},
-        {"advantage": -7.0},
+        {"sampler_logprobs": (-30.0, -1e-9, -9.0, -0.1), "advantage": -7.0},
     ):
         changed, actual = stepped(policy, [*others, replace(distilled, **change)], config)
         assert torch.equal(actual, expected)
@@ -310,13 +309,12 @@ def test_the_split_into_micro_batches_changes_no_term():
     policy = trained(llama())
     samples = planned(policy)
     first, expected = stepped(policy, samples)
-    for packing in (True, False):
-        for micro_batch_tokens in (1, 16, 1000):
-            config = replace(CONFIG, packing=packing, micro_batch_tokens=micro_batch_tokens)
-            result, actual = stepped(policy, samples, config)
-            assert relative_error(actual, expected) <= GRADIENT
-            assert result.loss == pytest.approx(first.loss, abs=LOSS)
-            assert result.metrics == pytest.approx(first.metrics, abs=LOGPROB)
+    for packing, micro_batch_tokens in ((True, 1), (True, 1000), (False, 16), (False, 1000)):
+        config = replace(CONFIG, packing=packing, micro_batch_tokens=micro_batch_tokens)
+        result, actual = stepped(policy, samples, config)
+        assert relative_error(actual, expected) <= GRADIENT
+        assert result.loss == pytest.approx(first.loss, abs=LOSS)
+        assert result.metrics == pytest.approx(first.metrics, abs=LOGPROB)
 
 
 def test_in_a_later_step_distillation_has_neither_ratio_nor_clip():

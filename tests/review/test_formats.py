@@ -78,6 +78,8 @@ def test_labelled_parts_are_read_whatever_stands_around(text):
         (" \n\t ", "empty"),
         ("!? ...", "empty"),
         ("Wrong:\nInstead:", "empty"),
+        ("Wrong: !\nInstead: ?", "empty"),
+        (f"Wrong: {WRONG}\nInstead: ...", "malformed"),
         ("I was careless and will count again", "malformed"),
         (f"Wrong: {WRONG}", "malformed"),
         (f"Instead: {INSTEAD}", "malformed"),
@@ -99,6 +101,7 @@ def test_labelled_parts_are_read_whatever_stands_around(text):
             "Wrong: four and four make eight, but the numbers were 3 and 4\nInstead: " + INSTEAD,
             "ok",
         ),
+        ("Wrong: four is 4\nInstead: make 4 and 3 because 8 is four and four", "ok"),
         ("Wrong: 8\nInstead: count on from three", "ok"),
     ],
 )
@@ -132,7 +135,9 @@ def test_a_malformed_review_gives_its_raw_text_cut():
 
 PIECES = st.lists(
     st.one_of(
-        st.sampled_from(["Wrong:", "Instead:", "\n", "\n\n", " ", "**", "- ", "1. ", ":", "four "]),
+        st.sampled_from(
+            ["Wrong:", "Instead:", "\n", "\n\n", " ", "**", "- ", "1. ", ":", "!", "four "]
+        ),
         st.text(max_size=8),
     ),
     max_size=12,
@@ -160,6 +165,6 @@ def test_any_text_is_read(text, finish_reason, attempt):
 def test_hostile_texts_are_read_in_time(unit):
     text = unit * (SIZE // len(unit))
     for whole in (text, "Wrong: x" + text + "Instead: y", "Wrong: x\nInstead: y" + text):
-        started = time.perf_counter()
+        started = time.process_time()
         read(whole, attempt=text)
-        assert time.perf_counter() - started < LIMIT_S
+        assert time.process_time() - started < LIMIT_S

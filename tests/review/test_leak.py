@@ -35,6 +35,7 @@ def test_a_letter_in_passing_is_no_gold():
         # the number is there, but as no answer
         ("Instead: take 7 steps", "7", False),
         ("Wrong: 3 + 7 = 10\nInstead: add", "7", False),
+        ("Wrong: 3 + 4 = 7 is what you were to find, and you did not", "7", False),
         ("Instead: #### 8", "7", False),
         ("Instead: #### 7", None, False),
         ("Instead: #### 7", "", False),
@@ -77,6 +78,6 @@ def test_a_gold_stated_at_the_end_is_always_seen(review, gold, form):
 def test_hostile_texts_are_judged_in_time(unit):
     text = unit * (SIZE // len(unit))
     for gold in ("7", "paris"):
-        started = time.perf_counter()
+        started = time.process_time()
         leak_stratum(text, gold, text[:1000])
-        assert time.perf_counter() - started < LIMIT_S
+        assert time.process_time() - started < LIMIT_S

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrl_core.review.lift import Lift, paired_lift
@@ -33,6 +33,7 @@ def test_an_outcome_must_be_finite():
         paired_lift([(1.0, math.nan)])
 
 
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rrl_core.review.leak import holds_gold
 from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, Retrieved, retrieve
-from rrl_core.review.similarity import TermIndex, embed
+from rrl_core.review.similarity import Bm25Index, embed
 
 EXACT = 1e-12
 QUERY = Query("p-q", "How many ducks swim in the pond with 5 swans?", "12")
@@ -42,7 +42,7 @@ def test_recency_shows_the_newest_first_and_has_no_floor():
 
 
 def test_what_helped_counts_up_to_twice_and_what_harmed_less():
-    # Newest first: similarities 1, 1/2, 1/3, times 2 * 1/4, 2 * 10/11, 1: 0.5, 0.909, 0.333.
+    # Newest first: similarities 1, 1/2, 1/3 times 1/4, 10/11, 1/2: 0.25, 0.455, 0.167.
     entries = [POND, replace(DUCKS, num_helpful=9), replace(APPLES, num_harmful=2)]
     assert shown(entries, "recency") == ["ducks", "apples", "pond"]
     [found] = retrieve(entries, [QUERY], MemoryRule("recency", 9, 99))
@@ -57,6 +57,28 @@ def test_the_same_problem_is_never_shown(ranking):
         entry("near", "how many ducks swim in the pond, with 5 swans"),
     ]
     assert shown([*again, APPLES], ranking) == ["apples"]
+
+
+def test_ties_go_by_review_id():
+    assert shown([replace(DUCKS, review_id=name) for name in "cab"]) == ["a", "b", "c"]
+
+
+def test_the_order_holds_beyond_the_entries_that_are_sorted_first():
+    # 600 entries; newest first, the odd ones helped: 10/11 / age against 1/2 / age. The first 500
+    # of that order hold the gold.
+    entries = [
+        entry(f"{i:03}", f"Problem of ducks {i}", num_helpful=9 * (i % 2)) for i in range(600)
+    ]
+    scores = [1 / (600 - i) * (10 / 11 if i % 2 else 1 / 2) for i in range(600)]
+    expected = sorted(range(600), key=lambda i: (-scores[i], i))
+    assert shown(entries, "recency", max_entries=600, max_tokens=6000) == [
+        f"{i:03}" for i in expected
+    ]
+    blocked = [
+        replace(entries[i], text="#### 12") if i in expected[:500] else entries[i]
+        for i in range(600)
+    ]
+    assert shown(blocked, "recency") == [f"{i:03}" for i in expected[500:509]]
 
 
 def test_an_entry_in_which_the_gold_stands_is_never_shown():
@@ -91,7 +113,7 @@ def test_the_similarity_is_that_of_the_problems():
     entries = [DUCKS, POND, APPLES]
     problems = [e.problem for e in entries]
     [found] = retrieve(entries, [QUERY], MemoryRule("bm25", 9, 1000))
-    scores = TermIndex(problems, [QUERY.problem]).bm25(0)
+    scores = Bm25Index(problems, [QUERY.problem]).scores(0)
     assert [pick.similarity for pick in found] == pytest.approx(
         [scores[pick.entry] for pick in found], abs=EXACT
     )
@@ -107,6 +129,9 @@ def test_vectors_that_entries_bring_are_used():
     assert shown(stored, "embedding") == shown([DUCKS, POND, APPLES], "embedding")
     swapped = [replace(DUCKS, vector=stored[2].vector), replace(APPLES, vector=stored[0].vector)]
     assert shown(swapped, "embedding") == ["apples", "ducks"]
+    opposite = replace(DUCKS, vector=-embed([QUERY.problem])[0])
+    [[pick]] = retrieve([opposite], [QUERY], MemoryRule("embedding", 1, 99))
+    assert pick.similarity == 0.0
     with pytest.raises(ValueError, match=r"char-3-4-hashed-512/1.*shape \(2,\)"):
         shown([replace(DUCKS, vector=[0.6, 0.8])], "embedding")
 

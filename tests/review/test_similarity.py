@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrl_core.review.similarity import EMBEDDING_MODEL, NUM_PLACES, TermIndex, embed
+from rrl_core.review.similarity import (
+    EMBEDDING_MODEL,
+    NUM_PLACES,
+    Bm25Index,
+    NearDuplicates,
+    embed,
+)
 
 EXACT = 1e-12
 FLOAT32 = 1e-6
@@ -22,7 +28,7 @@ def test_bm25_by_hand():
     a, c = math.log(1.2), math.log(2.0)
     own = (a + c) * 2.5 / 2.275
     expected = [a * 2.5 / 2.275 / own, (a * 5 / 3.725 + c * 2.5 / 2.725) / own]
-    assert TermIndex(["a b", "A a c"], ["a c"]).bm25(0) == pytest.approx(expected, abs=EXACT)
+    assert Bm25Index(["a b", "A a c"], ["a c"]).scores(0) == pytest.approx(expected, abs=EXACT)
 
 
 def terms(text):
@@ -54,7 +60,9 @@ TEXTS = st.lists(
 @settings(max_examples=60)
 @given(st.lists(TEXTS, max_size=6), TEXTS)
 def test_bm25_is_its_formula(texts, query):
-    assert TermIndex(texts, [query]).bm25(0) == pytest.approx(looped_bm25(texts, query), abs=EXACT)
+    assert Bm25Index(texts, [query]).scores(0) == pytest.approx(
+        looped_bm25(texts, query), abs=EXACT
+    )
 
 
 @settings(max_examples=30)
@@ -63,17 +71,16 @@ def test_bm25_is_its_formula(texts, query):
 )
 def test_the_order_of_texts_changes_no_bit(texts, queries, draw):
     order = draw.sample(range(len(texts)), len(texts))
-    index, other = TermIndex(texts, queries), TermIndex([texts[i] for i in order], queries)
+    index, other = Bm25Index(texts, queries), Bm25Index([texts[i] for i in order], queries)
     for query in range(len(queries)):
-        assert index.bm25(query)[order].tolist() == other.bm25(query).tolist()
-        assert index.near_duplicates(query)[order].tolist() == other.near_duplicates(query).tolist()
+        assert index.scores(query)[order].tolist() == other.scores(query).tolist()
 
 
 def test_words_of_all_problems_do_not_make_a_problem_similar():
     ask = "{} End with a line: #### <number>"
     problems = [f"What is {n} + 4?" for n in range(50)] + ["How many ducks swim in the pond?"]
-    index = TermIndex([ask.format(p) for p in problems], [ask.format("How many ducks fly?")])
-    scores = index.bm25(0)
+    index = Bm25Index([ask.format(p) for p in problems], [ask.format("How many ducks fly?")])
+    scores = index.scores(0)
     assert scores.argmax() == 50
     assert scores[50] > 10 * scores[:50].max()
 
@@ -100,20 +107,29 @@ def test_near_duplicates_have_the_same_numbers_and_nearly_the_same_words(text, q
         f"What is {n} + {m}? How many apples are left in all?" for n in range(9) for m in (1, 7)
     ]
     others += [f"How many r are in {word}?" for word in ("cherry", "pear", "raspberry")]
-    assert TermIndex([text, *others], [query]).near_duplicates(0)[0] == is_near
+    near = NearDuplicates([text, *others])
+    assert near(text, query) == near(query, text) == is_near
+
+
+def test_a_term_weighs_its_idf_when_problems_are_compared():
+    # N = 2: idf_a = ln(1 + 0.5/2.5) = 0.182, idf_b = ln(1 + 1.5/1.5) = 0.693, unknown ln 6 = 1.792
+    near = NearDuplicates(["a b", "a c"])
+    assert near("a b", "b")  # 0.480 / sqrt(0.514 * 0.480) = 0.967
+    assert not near("a b", "a c")  # 0.033 / 0.514 = 0.065
+    assert not near("b", "b z")  # 0.480 / sqrt(0.480 * 3.691) = 0.361
 
 
 @settings(max_examples=50)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
 def test_every_text_is_a_near_duplicate_of_itself(texts):
-    index = TermIndex(texts, texts)
-    assert all(index.near_duplicates(i)[i] for i in range(len(texts)))
+    near = NearDuplicates(texts)
+    assert all(near(text, f" {text}\n") for text in [*texts, "new"])
 
 
 def test_no_texts_and_no_queries_are_fine():
-    index = TermIndex([], ["a"])
-    assert index.bm25(0).shape == index.near_duplicates(0).shape == (0,)
-    TermIndex(["a"], [])
+    assert Bm25Index([], ["a"]).scores(0).shape == (0,)
+    Bm25Index(["a"], [])
+    assert not NearDuplicates([])("a", "b")
     assert embed([]).shape == (0, NUM_PLACES)
 
 
@@ -127,6 +143,7 @@ def test_vectors_have_length_one_and_stand_alone(texts):
         assert length == pytest.approx(1.0, abs=FLOAT32) or length == 0.0
         assert vector.tolist() == embed([text])[0].tolist()
     assert embed(["apples"])[0].any()
+    assert embed(["a lone \ud800"])[0].any()
 
 
 def test_vectors_are_near_where_words_are():
