@@ -149,7 +149,7 @@ def test_raft_learns_from_the_better_and_distils_over_all():
     got = learner.loss([attempts, distilled]).item()
     expected = -mean_logprobs(policy, attempts)[0] - mean_logprobs(policy, distilled)[0] / 3
     assert got == pytest.approx(expected.item(), abs=EXACT)
-    assert learner.loss([attempts.take([1, 2])]) is None
+    assert learner.loss([attempts.take(np.array([1, 2]))]) is None
 
 
 def test_a_replayed_trajectory_is_corrected_by_its_sampler():
@@ -323,6 +323,7 @@ def test_the_page_has_a_line_an_arm_with_paired_differences_and_a_plot(tmp_path)
     assert lines[0][:5] == ["grpo", "2", "0.450 [0.450, 0.450]", "-", "1.000 [1.000, 1.000]"]
     assert lines[1][2:4] == ["0.510 [0.500, 0.520]", "0.060 [0.050, 0.070]"]
     assert lines[1][6:] == ["0.250, 0.250", "-", "-", "100", "700", "5"]
+    assert cells("grpo", curves[0.1]["grpo"][:1], [])[2] == "0.450"
     text = page({"eps 0.1": lines}, "plot.png")
     assert text.count("\n| ") == 4
     plot(curves, tmp_path / "plot.png")

@@ -124,7 +124,8 @@ class Corpus:
     def _believed(self, problems: Problems) -> Ints:
         ends_BR = self._belief_CR[problems.class_B].cumsum(axis=1)
         drawn_B1 = self._draws.random((len(problems), 1))
-        return np.minimum((ends_BR < drawn_B1).sum(axis=1), len(RULES) - 1)
+        rules_B: Ints = np.minimum((ends_BR < drawn_B1).sum(axis=1), len(RULES) - 1)
+        return rules_B
 
     def _answers(self, rules_B: Ints, problems: Problems) -> Ints:
         is_slip_B = self._draws.random(len(problems)) < self._settings.slip

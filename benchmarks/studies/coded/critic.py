@@ -47,4 +47,5 @@ class Critic:
 
     def _values(self, part: Rollouts) -> Tensor:
         ids_BT = torch.from_numpy(np.concatenate([part.prompts, part.completions], axis=1))
-        return self._body(ids_BT[:, :-1])[:, -part.completions.shape[1] :, 0]
+        values_BT: Tensor = self._body(ids_BT[:, :-1])[..., 0]
+        return values_BT[:, -part.completions.shape[1] :]

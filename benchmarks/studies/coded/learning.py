@@ -49,10 +49,15 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def take(self, rows: Sequence[int] | Ints) -> "Rollouts":
+    def take(self, rows: Ints) -> "Rollouts":
         """Return the sequences that an index [N] selects."""
-        held = self.prompts, self.completions, self.sampler_logprobs, self.advantages
-        return Rollouts(self.term, *(each[rows] for each in held))
+        return Rollouts(
+            self.term,
+            self.prompts[rows],
+            self.completions[rows],
+            self.sampler_logprobs[rows],
+            self.advantages[rows],
+        )
 
 
 class Learner:
@@ -78,7 +83,10 @@ class Learner:
         """Return the loss of a batch; None where every sequence has left it."""
         num_sequences = sum(len(part) for part in parts if part.term != "distill")
         if ALGORITHMS[self._arm.algorithm].only_positive:
-            parts = [p if p.term == "distill" else p.take(p.advantages > 0) for p in parts]
+            parts = [
+                p if p.term == "distill" else p.take(np.flatnonzero(p.advantages > 0))
+                for p in parts
+            ]
         parts = [part for part in parts if len(part)]
         policy = [part for part in parts if part.term != "distill"]
         lengths_B = [part.completions.shape[1] for part in policy for _ in range(len(part))]

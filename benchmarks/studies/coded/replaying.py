@@ -58,7 +58,7 @@ class Replayed:
     def rollouts(self, advantages: Floats) -> Rollouts:
         """Return them as part of a batch."""
         prompts = attempt_prompts(self.problems)
-        return Rollouts(UNIT, prompts, self.answers, self.sampler_logprobs, advantages)
+        return Rollouts("trajectory", prompts, self.answers, self.sampler_logprobs, advantages)
 
 
 @dataclass(frozen=True)

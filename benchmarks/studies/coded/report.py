@@ -136,8 +136,8 @@ def _curve(rows: Rows) -> tuple[Any, Any, Any, Any]:
 
 
 def _interval(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
+    if len(values) < 2:  # one seed has no interval
+        return _mean(values)
     low, high = bootstrap(values)
     return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]"
 

@@ -31,11 +31,11 @@ from rrl_core.algorithms.advantages import group_advantages
 from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.replay.outcomes import SUCCESS
 from rrl_core.review.credit import is_distilled, review_advantages
-from rrl_core.review.gate import gated_attempts
+from rrl_core.review.gate import Gate, gated_attempts
 from rrl_core.seeds import derive_seed
 from rrl_core.value.counts import success_rate
 
-GATE = "sample"
+GATE: Gate = "sample"
 
 
 @dataclass(frozen=True)

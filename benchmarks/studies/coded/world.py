@@ -159,7 +159,8 @@ def review_ids(marks_B: Ints, class_B: Ints, rules_B: Ints) -> Ints:
 
 def rewards(world: World, problems: Problems, answers_B7: Ints) -> Floats:
     """Return 1 where the digits are those of the true rule and the end is there, else 0."""
-    return (first_wrong(world.true_rule_C[problems.class_B], problems, answers_B7) == 6) * 1.0
+    place_B = first_wrong(world.true_rule_C[problems.class_B], problems, answers_B7)
+    return np.where(place_B == 6, 1.0, 0.0)
 
 
 def first_wrong(rules_B: Ints, problems: Problems, answers_B7: Ints) -> Ints:
@@ -193,7 +194,7 @@ def random_feedback(draws: np.random.Generator, num: int) -> Ints:
 def is_review(reviews_B4: Ints) -> Flags:
     """Tell which reviews have the form: mark, class, rule, semicolon."""
     mark_B, class_B, rule_B, end_B = reviews_B4.T - np.array([[0], [_CLASS0], [_RULE0], [0]])
-    return (
+    is_review_B: Flags = (
         np.isin(mark_B, [TOKEN["w"], TOKEN["s"]])
         & (class_B >= 0)
         & (class_B < len(CLASSES))
@@ -201,6 +202,7 @@ def is_review(reviews_B4: Ints) -> Flags:
         & (rule_B < len(RULES))
         & (end_B == TOKEN[";"])
     )
+    return is_review_B
 
 
 def attempt_prompts(problems: Problems) -> Ints:
