@@ -197,7 +197,7 @@ def cheating(monkeypatch):
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_two_updates_of_every_arm_are_finite_and_repeatable(arm, starts, monkeypatch):
     cheating(monkeypatch)
-    small = replace(arm, prompts=2, reviews=min(arm.reviews, 2))
+    small = replace(arm, prompts=2)
     runs = [Run(TINY, small, 0, start_policy(TINY.warm, 0, 0.1, starts)) for _ in range(2)]
     num_updates = 3 if arm.algorithm == "ppo" else 2  # the critic learns alone before
     for run in runs:
@@ -208,8 +208,9 @@ def test_two_updates_of_every_arm_are_finite_and_repeatable(arm, starts, monkeyp
     assert all(tensor.isfinite().all() for tensor in states[0].values())
     assert all(torch.equal(states[0][name], states[1][name]) for name in start)
     assert not all(torch.equal(states[0][name], start[name]) for name in start)
-    # 2 problems x 3 attempts; one group of 3 has 2 failures at most, so both are gated
-    num_seconds = {None: 0, "review": 2}.get(arm.second, 1) * 2 * 2
+    # Of 2 x 3 attempts the odd ones fail: one of the first problem, two of the second.
+    num_seconds = 0 if arm.second is None else 3 if arm.reviews is None else 2 * arm.reviews
+    num_seconds *= 2 if arm.second == "review" else 1
     assert runs[0].sampler.num_sequences == num_updates * (6 + num_seconds)
     assert (runs[0].num_distilled > 0) == (arm.second is not None and arm.distill > 0)
     assert runs[0].evaluate(is_whole=True).num_sequences == runs[0].sampler.num_sequences

@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--seeds", type=int, default=6, help="runs an arm and eps, default 6")
     parser.add_argument("--eps", type=float, nargs="+", default=[0.1], help="default 0.1")
-    parser.add_argument("--budget", type=int, default=8000, help="sampled sequences a run")
+    parser.add_argument(
+        "--budget", type=int, default=8000, help="sampled sequences a run, default 8000"
+    )
     parser.add_argument("--tune", action="store_true", help="the grid on seeds of its own")
     parser.add_argument(
         "--work",

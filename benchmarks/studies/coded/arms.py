@@ -23,8 +23,8 @@ class Arm:
     """Weight of the entropy of every token."""
     second: Second | None = None
     """What a failed problem's second attempts are given; None: there are none."""
-    reviews: int = 2
-    """R, second attempts of a problem with a failure."""
+    reviews: int | None = 2
+    """R, second attempts of a problem with a failure; None: as many as it has failures."""
     has_memory: bool = True
     """False: reviews see no earlier ones."""
     has_feedback: bool = True
@@ -42,6 +42,7 @@ ARMS: tuple[Arm, ...] = (
     Arm("grpo-p8", prompts=8),
     _SRRL,
     replace(_SRRL, name="srrl-p8", prompts=8),
+    replace(_SRRL, name="srrl-each", reviews=None),
     replace(_SRRL, name="retry", second="retry"),
     replace(_SRRL, name="blank", second="blank"),
     replace(_SRRL, name="raw-feedback", second="raw_feedback"),
@@ -65,7 +66,7 @@ TUNING: tuple[Arm, ...] = (
         for prompts in (4, 8)
         for rate in (1.5e-4, 3e-4, 6e-4)
     ),
-    *(replace(_SRRL, name=f"srrl-r{num}", reviews=num) for num in (2, 4, 8)),
+    *(replace(_SRRL, name=f"srrl-r{num}", reviews=num) for num in (2, 4, 8, None)),
 )
 
 

@@ -175,7 +175,11 @@ class Run:
         )
         if not gated:
             return []
-        failed_B = np.repeat(gated, arm.reviews)
+        num_failures_P = np.bincount(attempts.owner_B[attempts.rewards_B < SUCCESS])
+        num_seconds = num_failures_P[attempts.owner_B[gated]]
+        if arm.reviews is not None:
+            num_seconds = np.full(len(gated), arm.reviews)
+        failed_B = np.repeat(gated, num_seconds)
         owner_B = attempts.owner_B[failed_B]
         failures = feedback_on(
             self.world,
@@ -188,7 +192,10 @@ class Run:
         problems, answers = failures.problems, seconds.answers
         rewards_B = rewards(self.world, problems, answers.completions)
         advantages_B = np.concatenate(
-            [review_advantages(group.tolist()) for group in np.split(rewards_B, len(gated))]
+            [
+                review_advantages(group.tolist())
+                for group in np.split(rewards_B, num_seconds.cumsum()[:-1])
+            ]
         )
         parts = [replace(answers, advantages=advantages_B)]
         if seconds.reviews is not None:
