@@ -11,7 +11,7 @@ attempt. Advantages, objectives, gate, credit, distillation, picks and correctio
 Our choices, where the design of the study leaves them open:
 1. Classes A-F are common, G-P rare. A wrong rule is uniform among the other 11.
 2. Positions in feedback are letters (Q-U for the digits, W for the end), so feedback never holds a
-   digit. 5 % of the corpus' answers have one wrong digit.
+   digit. The corpus slips in 5 % of its answers, by one digit.
 3. The shared trunk sees rules uniform for every class, and no world. Memories in the corpus are of
    the problem's class with a rule uniform among 12: reviews stay free of the mapping.
 4. Held out are the digits that are 3 modulo 7 as a number; nothing is trained on them.
