@@ -16,9 +16,9 @@ Our choices, where the design of the study leaves them open:
    the problem's class with a rule uniform among 12: reviews stay free of the mapping.
 4. Held out are the digits that are 3 modulo 7 as a number; nothing is trained on them.
 5. Of each problem with a failure the first failed attempt is reviewed R times, as in the product.
-   R = 2 and 4 did better than 8 and than one for each failure on two tuning seeds. Reviews and
-   second attempts have advantages without the std. A malformed review is not punished, but stays
-   out of memory.
+   R = 2 did no worse than 4 on two tuning seeds, and better than 8 and than one for each failure.
+   Reviews and second attempts have advantages without the std. A malformed review is not punished,
+   but stays out of memory.
 6. Uninformative feedback is `w` and a family drawn at random. A random review names a rule drawn at
    random, and is not sampled. Both look like what the policy knows, and say nothing.
 7. The last iteration may pass the budget by less than its own size; the table says what was used.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.studies.coded.arms import Arm
 from benchmarks.studies.coded.policy import Policy, picked, token_logprobs
+from benchmarks.studies.coded.warm_start import BETAS
 from benchmarks.studies.coded.world import ANSWER_TOKENS, Floats, Ints
 from rrl_core.algorithms.corrections import sampler_correction
 from rrl_core.algorithms.distill import distill_loss
@@ -65,7 +66,7 @@ class Learner:
 
     def __init__(self, policy: Policy, reference: Policy, arm: Arm) -> None:
         self._policy, self._reference, self._arm = policy, reference, arm
-        self._optimizer = torch.optim.AdamW(policy.parameters(), lr=arm.rate, betas=(0.9, 0.95))
+        self._optimizer = torch.optim.AdamW(policy.parameters(), lr=arm.rate, betas=BETAS)
 
     def step(self, parts: Sequence[Rollouts]) -> None:
         """Take one step on the parts' common loss; none if nothing has a gradient to give."""
