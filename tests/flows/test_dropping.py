@@ -71,7 +71,7 @@ def test_they_are_judged_by_the_refit_that_cuts_them(forgotten: storage.Store):
     assert [str(d) for a in audited for d in a.differences] == []
 
 
-def test_states_whose_groups_dapo_drops_rest_and_are_retired(
+def test_states_whose_groups_dapo_drops_are_used_and_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = scripted_config(*JUDGED, "learner.algorithm=dapo", "run.iterations=4")

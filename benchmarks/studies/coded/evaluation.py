@@ -1,0 +1,100 @@
+"""What a policy is worth now, on problems it never trains on, sampled at temperature 1."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.studies.coded.arms import Arm
+from benchmarks.studies.coded.memory import Memory
+from benchmarks.studies.coded.policy import Policy
+from benchmarks.studies.coded.stages import Sampler, attempt, feedback_on, try_again
+from benchmarks.studies.coded.world import Ints, Problems, World, held_out_problems, rewards
+from rrl_core.replay.outcomes import SUCCESS
+from rrl_core.review.lift import paired_lift
+from rrl_core.seeds import derive_seed
+
+CONTROLS = ("retry", "blank")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Shares of problems that are solved."""
+
+    num_sequences: int
+    """Sampled in training so far."""
+    rare: float
+    common: float
+    lifts: dict[str, float | None]
+    """By how much a second attempt of the arm beats each control on failed rare problems."""
+    internalised: float | None
+    """Of the problems whose second attempt was distilled: share a first attempt solves now."""
+
+
+@dataclass(frozen=True)
+class ExamSettings:
+    """How much is evaluated."""
+
+    rare_problems: int = 240
+    common_problems: int = 80
+    distilled_problems: int = 240
+    """The last distilled ones are tried again, at most so many."""
+
+
+class Examiner:
+    """Evaluates the policies of a run; its draws are none of the run's."""
+
+    def __init__(self, settings: ExamSettings, arm: Arm, seed: int, world: World) -> None:
+        self._settings, self._arm, self._seed, self._world = settings, arm, seed, world
+        self._problems = held_out_problems(seed, settings.rare_problems, settings.common_problems)
+        self._distilled = self._problems.take(slice(0))
+
+    def watch(self, problems: Problems) -> None:
+        """Remember problems whose second attempts were distilled."""
+        self._distilled = self._distilled.join(problems)
+
+    def examine(
+        self, policy: Policy, memory: Memory, num_sequences: int, is_whole: bool
+    ) -> Evaluation:
+        """Evaluate; `is_whole` adds lifts and what was internalised."""
+        place = derive_seed(self._seed, "evaluation", num_sequences)
+        sampler = Sampler(policy, torch.Generator().manual_seed(place))
+        answers_B7 = attempt(sampler, self._problems).completions
+        rewards_B = rewards(self._world, self._problems, answers_B7)
+        is_rare_B = self._problems.is_rare()
+        failed = np.flatnonzero(is_rare_B & (rewards_B < SUCCESS))
+        lifts: dict[str, float | None] = {}
+        if is_whole and self._arm.second is not None and len(failed):
+            lifts = self._lifts(sampler, failed, answers_B7[failed], memory)
+        return Evaluation(
+            num_sequences=num_sequences,
+            rare=float(rewards_B[is_rare_B].mean()),
+            common=float(rewards_B[~is_rare_B].mean()),
+            lifts=lifts,
+            internalised=self._internalised(sampler) if is_whole else None,
+        )
+
+    def _lifts(
+        self, sampler: Sampler, rows: Ints, answers_B7: Ints, memory: Memory
+    ) -> dict[str, float | None]:
+        arm, problems = self._arm, self._problems.take(rows)
+        draws = np.random.default_rng(derive_seed(self._seed, "lifts"))
+        lying = None if arm.has_feedback else draws
+        failures = feedback_on(self._world, problems, answers_B7, lying)
+        shown = memory if arm.has_memory else None
+        outcomes = {}
+        for kind in dict.fromkeys((str(arm.second), *CONTROLS)):
+            seconds = try_again(kind, sampler, failures, shown, draws)
+            outcomes[kind] = rewards(self._world, problems, seconds.answers.completions).tolist()
+        own = outcomes[str(arm.second)]
+        return {
+            kind: paired_lift(list(zip(own, outcomes[kind], strict=True))).lift
+            for kind in CONTROLS
+            if kind != arm.second
+        }
+
+    def _internalised(self, sampler: Sampler) -> float | None:
+        if not len(self._distilled):
+            return None
+        last = self._distilled.take(slice(-self._settings.distilled_problems, None))
+        return float(rewards(self._world, last, attempt(sampler, last).completions).mean())
