@@ -247,6 +247,53 @@ def export(
         asking_commands.export_sft(folder, query, output, as_of, store)
 
 
+@app.command("import")
+def import_(
+    format_: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="verl, trl, verifiers, prime-rl, nemo-gym, nemo-rl, open-instruct, areal, skyrl.",
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(help="A file, or a folder of them.")],
+    name: Annotated[
+        str | None, typer.Option(help="Id of the stream; by its content without it.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Task the prompts belong to.")] = "imported",
+    split: Annotated[Literal["train", "eval"], typer.Option(help="Split they belong to.")] = (
+        "train"
+    ),
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Temperature they were sampled at, if not told.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Base model that the token ids belong to.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Precision the model is trained in.")
+    ] = "float32",
+    follow: Annotated[
+        bool, typer.Option(help="Look for new files and lines until Ctrl-C.")
+    ] = False,
+    every_s: Annotated[float, typer.Option(min=0.01, help="--follow: seconds between.")] = 2.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Import what another framework rolled out; what was imported before is left alone."""
+    from flows import import_commands
+    from flows.importing import ImportRequest
+
+    import_commands.import_(
+        ImportRequest(
+            format_, path, name, task, split, temperature, model, dtype,
+            every_s if follow else None,
+        ),
+        store,
+        as_json,
+    )  # fmt: skip
+
+
 @app.command()
 def verify(
     deep: Annotated[bool, typer.Option(help="Check every hash and every row.")] = False,
@@ -397,7 +444,7 @@ EXIT_CODES = {
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "DeployError", "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError",
+            "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError",
             "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
             "TaskError", "ValueModelError",
         ),

@@ -198,7 +198,7 @@ def _work(job: _Job) -> RescoreSummary:
             _pin(job, writer)
         closed = writer.last_closed_iteration
         job.num_before = 0 if closed is None else closed + 1
-        with _stop_on_signal(job.progress) as stop:
+        with stop_on_signal(job.progress) as stop:
             _judge_shards(job, writer, stop.is_set)
     except BaseException as error:
         with suppress(StorageError, OSError):  # the first error is the one to show
@@ -364,8 +364,8 @@ def _advancing(job: _Job) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def _stop_on_signal(progress: Progress) -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or SIGTERM finish the shard at work, and the second one stop at once."""
+def stop_on_signal(progress: Progress, work: str = "shard") -> Iterator[threading.Event]:
+    """Let the first Ctrl-C or SIGTERM finish the work in hand, and the second one stop at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -375,7 +375,7 @@ def _stop_on_signal(progress: Progress) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        progress.note("stopping after this shard; once more stops at once")
+        progress.note(f"stopping after this {work}; once more stops at once")
 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

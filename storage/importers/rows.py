@@ -1,0 +1,299 @@
+"""The rows of a part of an import.
+
+Our choices, where a column must not be NULL and the file says nothing: -1 for a number, `unknown`
+for a text. A policy version is the file's, else its step. What a model is called stands for its
+digest. Rewards keep how they were written in `components_json` as `as_written`, unless they are
+plain floats; a reward that is no finite number is `unscorable`.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage.identity import event_id
+from storage.importers.parts import Part, Placed, Slice
+from storage.importers.samples import Sample, Turn
+from storage.importers.tokens import extends
+from storage.rows import Row
+
+UNKNOWN, UNKNOWN_NUMBER = "unknown", -1
+ROLE, TURN_ROLE = "imported", "imported_turn"
+ENGINE = "imported"
+SCORER_VERSION = "imported"
+AS_WRITTEN = "as_written"
+GUESSED = "guessed-"
+
+_CONSTANTS = {
+    "attempt": 0, "status": "ok", "error": None, "top_k": UNKNOWN_NUMBER, "seed": UNKNOWN_NUMBER,
+    "engine": ENGINE, "sync": UNKNOWN, "generate_s": 0.0, "arm": None,
+}  # fmt: skip
+_SCORE_CONSTANTS = {
+    "scorer_version": SCORER_VERSION, "attempt": 0, "target_kind": "rollout", "kind": "reward",
+    "feedback": "", "elapsed_ms": 0.0, "signature": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the importer was told about all files: whose rollouts they are."""
+
+    format: str
+    task: str
+    split: str
+    temperature: float | None
+    base_digest: str | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a part are written."""
+
+    run_id: str
+    iteration: int
+
+    @property
+    def batch_key(self) -> str:
+        """Name of the part as a unit of work."""
+        return f"part-{self.iteration:06d}"
+
+
+def part_rows(part: Part, place: Place, declared: Declared) -> dict[str, list[Row]]:
+    """Return the rows of a part by table."""
+    rows: dict[str, list[Row]] = {
+        name: []
+        for name in ("prompts", "rollouts", "rollout_tokens", "scores", "imports", "failures")
+    }
+    prompts: dict[str, Row] = {}
+    for number, piece in enumerate(part.slices):
+        num_rollouts = num_tokens = 0
+        for placed in piece.placed:
+            if placed.prompt_id not in prompts:
+                prompts[placed.prompt_id] = _prompt_row(placed, declared)
+            added = _add_sample(rows, placed, place, declared)
+            num_rollouts, num_tokens = num_rollouts + added[0], num_tokens + added[1]
+        counts = {"num_rollouts": num_rollouts, "num_token_rollouts": num_tokens}
+        rows["imports"].append(_import_row(piece, place, number, declared) | counts)
+        rows["failures"] += _failure_rows(piece, place, number)
+    rows["prompts"] = list(prompts.values())
+    return {name: found for name, found in rows.items() if found}
+
+
+def main_scorer(part: Part) -> str | None:
+    """Return the name of the first reward column of a part."""
+    placed = (one for piece in part.slices for one in piece.placed)
+    return next((scorer_name(name) for one in placed for name in one.sample.scores), None)
+
+
+def scorer_name(column: str) -> str:
+    """Return a column's name as a scorer's, which has to have a UTF-8 form."""
+    return column.encode("utf-8", "replace").decode() or "?"
+
+
+def _prompt_row(placed: Placed, declared: Declared) -> Row:
+    return {
+        "prompt_id": placed.prompt_id,
+        "task": declared.task,
+        "split": declared.split,
+        "messages_json": json.dumps(list(placed.sample.messages), ensure_ascii=False),
+        "answer": placed.sample.answer,
+        "difficulty": "",
+        "meta_json": "{}",
+    }
+
+
+def _add_sample(
+    rows: Mapping[str, list[Row]], placed: Placed, place: Place, declared: Declared
+) -> tuple[int, int]:
+    """Add the rows of a sample; return how many rollouts it has, and how many with log-probs."""
+    sample = placed.sample
+    shared = _shared(placed, place, declared)
+    if not sample.turns:
+        rollout = shared | _text_facts(sample)
+        rows["rollouts"].append(rollout)
+        rows["scores"] += _score_rows(sample, place, _rollout_id(rollout, place))
+        return 1, 0
+    num_rollouts, num_tokens, parent = 0, 0, ""
+    for turn, facts in _chained(sample.turns):
+        rollout = shared | facts | {"parent_id": parent}
+        parent = _rollout_id(rollout, place)
+        rows["rollouts"].append(rollout)
+        rows["rollout_tokens"].append(_token_row(turn, place, parent))
+        if facts["role"] == ROLE:
+            rows["scores"] += _score_rows(sample, place, parent)
+            num_rollouts += 1
+            num_tokens += turn.logprobs is not None
+    return num_rollouts, num_tokens
+
+
+def _shared(placed: Placed, place: Place, declared: Declared) -> Row:
+    """Return what all rollouts of a sample have in common."""
+    sample = placed.sample
+    is_guess = sample.group is None and sample.task is None
+    group = hashlib.sha256(f"{place.run_id}\x1f{placed.group}".encode("utf-8", "replace"))
+    version = sample.step if sample.policy_version is None else sample.policy_version
+    return _CONSTANTS | {
+        "iteration": place.iteration,
+        "prompt_id": placed.prompt_id,
+        "sample_index": placed.index,
+        "group_id": (GUESSED if is_guess else "g-") + group.hexdigest()[:20],
+        "policy_version": _or_unknown(version),
+        "policy_digest": sample.model or UNKNOWN,
+        "finish_reason": sample.finish_reason or UNKNOWN,
+        "temperature": _real(_first(sample.temperature, declared.temperature)),
+        "top_p": _real(sample.top_p),
+        "max_tokens": _or_unknown(sample.max_tokens),
+        "batch_key": place.batch_key,
+    }
+
+
+def _text_facts(sample: Sample) -> Row:
+    return {
+        "role": ROLE,
+        "parent_id": "",
+        "num_prompt_tokens": _or_unknown(sample.num_prompt_tokens),
+        "prefix_tokens": 0,
+        "num_completion_tokens": _or_unknown(sample.num_completion_tokens),
+        "completion": sample.completion,
+        "logprob_mode": "none",
+    }
+
+
+def _chained(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Row]]:
+    """Yield each turn with its facts: a chain of turns that extend each other is one response.
+
+    All but the last of a chain are earlier turns; what it was given beyond the prompt of the first
+    belongs to the response.
+    """
+    first = turns[0]
+    for number, turn in enumerate(turns):
+        if number and not extends(turn, turns[number - 1]):
+            first = turn
+        is_last = number + 1 == len(turns) or not extends(turns[number + 1], turn)
+        yield turn, {
+            "role": ROLE if is_last else TURN_ROLE,
+            "num_prompt_tokens": len(turn.prompt_ids),
+            "prefix_tokens": len(turn.prompt_ids) - len(first.prompt_ids),
+            "num_completion_tokens": len(turn.completion_ids),
+            "completion": turn.text,
+            "logprob_mode": "none" if turn.logprobs is None else "imported",
+        }
+
+
+def _token_row(turn: Turn, place: Place, rollout_id: str) -> Row:
+    return {
+        "iteration": place.iteration,
+        "rollout_id": rollout_id,
+        "prompt_ids": turn.prompt_ids,
+        "completion_ids": turn.completion_ids,
+        "sampler_logprobs": turn.logprobs,
+        "logprobs_reason": turn.reason,
+    }
+
+
+def _score_rows(sample: Sample, place: Place, rollout_id: str) -> list[Row]:
+    rows, parts = [], sample.parts
+    for name, written in sample.scores.items():
+        value = value_of(written)
+        components = dict(parts)
+        if not isinstance(written, float) or value is None:
+            components[AS_WRITTEN] = written
+        rows.append(
+            _SCORE_CONSTANTS
+            | {
+                "iteration": place.iteration,
+                "target_id": rollout_id,
+                "scorer": scorer_name(name),
+                "value": value,
+                "status": "unscorable" if value is None else "ok",
+                "components_json": _json(components) if components else "{}",
+            }
+        )
+        parts = {}
+    return rows
+
+
+def value_of(written: Any) -> float | None:
+    """Return the number that a reward column holds; True and False, also as text, are 1 and 0."""
+    if isinstance(written, bool) or written in ("True", "False"):
+        return float(written in (True, "True"))
+    if not isinstance(written, int | float):
+        return None
+    try:
+        return float(written) if math.isfinite(written) else None
+    except OverflowError:
+        return None
+
+
+def _json(components: Mapping[str, Any]) -> str:
+    """Return components as JSON; what JSON has no number for is written as text."""
+    try:
+        return json.dumps(components, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        with_texts = json.loads(json.dumps(components), parse_constant=str)
+        return json.dumps(with_texts, ensure_ascii=False)
+
+
+def _import_row(piece: Slice, place: Place, number: int, declared: Declared) -> Row:
+    return {
+        "iteration": place.iteration,
+        "number": number,
+        "path": printable_path(piece),
+        "format": declared.format,
+        "sha256": piece.sha256,
+        "position": piece.position,
+        "first_line": piece.first_line,
+        "num_lines": piece.num_lines,
+        "num_failures": sum(problem.num_lines for problem in piece.problems.values()),
+        "num_guessed_groups": piece.num_guessed_groups,
+        "base_digest": declared.base_digest,
+    }
+
+
+def printable_path(piece: Slice) -> str:
+    """Return the path of a slice's file as text that can be stored."""
+    return str(piece.path.absolute()).encode("utf-8", "backslashreplace").decode()
+
+
+def _failure_rows(piece: Slice, place: Place, number: int) -> list[Row]:
+    """Return one `failures` row for each way in which lines became no rollout."""
+    return [
+        {
+            "iteration": place.iteration,
+            "phase": "import",
+            "subject": f"{place.batch_key}/{number}/{kind}",
+            "attempt": 0,
+            "kind": kind,
+            "message": problem_text(piece, kind),
+        }
+        for kind in sorted(piece.problems)
+    ]
+
+
+def problem_text(piece: Slice, kind: str) -> str:
+    """Return which lines of a slice became no rollout, and why."""
+    problem = piece.problems[kind]
+    more = ", ..." if problem.num_lines > len(problem.lines) else ""
+    lines = f"line{'s' * (problem.num_lines > 1)} {', '.join(map(str, problem.lines))}{more}"
+    return (
+        f"{problem.num_lines} of {piece.num_lines} lines of {printable_path(piece)} were left out "
+        f"({lines}): {problem.message}"
+    )
+
+
+def _rollout_id(rollout: Row, place: Place) -> str:
+    return event_id("rollouts", {**rollout, "run_id": place.run_id})
+
+
+def _or_unknown(value: int | None) -> int:
+    return UNKNOWN_NUMBER if value is None else value
+
+
+def _first(value: float | None, otherwise: float | None) -> float | None:
+    return otherwise if value is None else value
+
+
+def _real(value: float | None) -> float:
+    return float(UNKNOWN_NUMBER) if value is None else value
