@@ -444,8 +444,8 @@ EXIT_CODES = {
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError",
-            "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
+            "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError",
+            "PolicyError", "QueryError", "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
             "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,

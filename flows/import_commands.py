@@ -60,8 +60,8 @@ def _lines(store: Store, summary: ImportSummary) -> list[str]:
         f"{before}"
     )
     lines.append(
-        f"{summary.num_scores:,} scores; {summary.num_token_rollouts:,} rollouts with token ids and "
-        f"log-probs, the others are text; {summary.num_guessed_groups:,} groups are guessed"
+        f"{summary.num_scores:,} scores; {summary.num_token_rollouts:,} rollouts with token ids "
+        f"and log-probs, the others are text; {summary.num_guessed_groups:,} groups are guessed"
     )
     if summary.num_failures:
         lines.append(f"warning: {summary.num_failures:,} lines were left out:")

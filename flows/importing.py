@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal
 import storage
 from flows.machine import code_version, package_versions
 from flows.progress import Progress
-from flows.rescoring import stop_on_signal
-from flows.translate import Row
+from flows.stopping import stop_on_signal
+from flows.streams import Row
 from rrl_core.tasks.protocol import make_prompt_id
 from storage import Committed, StorageError, Store, StreamWriter
 from storage.importers.formats import FORMATS, FileReader, Format, ImporterError, find_files
@@ -163,9 +163,7 @@ def _job(store: Store, request: ImportRequest, progress: Progress) -> _Job:
     format_ = FORMATS[request.format]
     files = find_files(format_, request.path)
     base_digest, tokenizer = _model(request, progress)
-    declared = Declared(
-        format_.name, request.task, request.split, request.temperature, base_digest
-    )
+    declared = Declared(format_.name, request.task, request.split, request.temperature, base_digest)
     run_id = request.name or _derived_name(declared, format_, files)
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", run_id):
         raise ImporterError(

@@ -201,9 +201,9 @@ ROLLOUTS = Table(
         Column(
             "role",
             TEXT,
-            "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a failed "
-            "attempt), second_attempt, control (an answer to compare with), imported (from another "
-            "framework), imported_turn (an earlier turn of an imported conversation).",
+            "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a "
+            "failed attempt), second_attempt, control (an answer to compare with), imported (from "
+            "another framework), imported_turn (an earlier turn of an imported conversation).",
             place=True,
         ),
         Column("prompt_id", TEXT, "The prompt.", place=True),

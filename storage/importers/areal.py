@@ -20,9 +20,7 @@ def samples(record: Mapping[str, Any], step: int | None) -> list[Sample]:
         Sample(
             messages=[{"role": "user", "content": fields.text(record, "prompt")}],
             completion=fields.text(record, "completion"),
-            scores={
-                name: record[name] for name in ("reward", "original_reward") if name in record
-            },
+            scores={name: record[name] for name in ("reward", "original_reward") if name in record},
             parts={name: record[name] for name in ("tail_version",) if name in record},
             policy_version=fields.whole(record.get("head_version")),
             task=None if task is None else str(task),

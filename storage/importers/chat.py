@@ -22,7 +22,9 @@ def messages_of(value: Any, where: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise RecordError("unexpected", f"expected `{where}` as text or messages, came {_of(value)}")
+        raise RecordError(
+            "unexpected", f"expected `{where}` as text or messages, came {_of(value)}"
+        )
     return [_message(message, where) for message in value]
 
 
@@ -61,7 +63,9 @@ def content_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RecordError("unexpected", f"expected a message's content as text, came {_of(content)}")
+        raise RecordError(
+            "unexpected", f"expected a message's content as text, came {_of(content)}"
+        )
     return "".join(map(_part_text, content))
 
 

@@ -1,4 +1,4 @@
-"""Reading single fields of a record: what they must be, and what else may stand for it."""
+"""Single fields of a record: what they must be, and what is taken for the same."""
 
 import math
 from collections.abc import Collection, Mapping

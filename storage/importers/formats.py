@@ -113,7 +113,7 @@ class FileReader:
         self._lines = jsonl.Reader(path) if format_.kind == "jsonl" else _ParquetRows(path)
 
     def sha256(self, with_last: bool = True) -> str:
-        """Return the hash up to the end of the last record, or its beginning; of Parquet, of all."""
+        """Return the hash up to the last record's end, or its beginning; of Parquet, of all."""
         return self._lines.sha256(with_last)
 
     def __iter__(self) -> Iterator[Record]:
@@ -124,8 +124,9 @@ class FileReader:
                 values = jsonl.decoded(line) if isinstance(line, jsonl.Line) else line.values
                 if values is not None:
                     record.samples = self._format.samples(values, self._step)
-                    for sample in record.samples if self._amend else ():
-                        self._amend(sample)
+                    if self._amend is not None:
+                        for sample in record.samples:
+                            self._amend(sample)
             except RecordError as error:
                 record.error = error
             except RecursionError:

@@ -68,7 +68,8 @@ def _messages(asked: Mapping[str, Any]) -> list[Message]:
 
 def _texts(items: Sequence[Any]) -> list[str]:
     """Return the text of the response up to and including each item."""
-    texts, text, is_assistant = [], "", True
+    texts: list[str] = []
+    text, is_assistant = "", True
     for item in items:
         said, role = _said(fields.mapping(item))
         opens = texts and not (is_assistant and role == "assistant")

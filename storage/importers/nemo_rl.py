@@ -64,8 +64,9 @@ def _joined(said: Sequence[str]) -> str:
 
 def _spans(record: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return where the sampled stretches begin and end."""
-    mask, length = fields.only(record.get("token_loss_mask")), fields.only(
-        record.get("input_lengths")
+    mask, length = (
+        fields.only(record.get("token_loss_mask")),
+        fields.only(record.get("input_lengths")),
     )
     if not isinstance(mask, list) or not isinstance(length, int | float):
         return []

@@ -13,7 +13,6 @@ that was killed goes on as if it had not been. The lines of a file that are know
 again for their groups, and leave nothing.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,10 +104,10 @@ class Cutter:
 
     def __init__(self, prompt_id: PromptId, lines: int = PART_LINES, size: int = PART_BYTES):
         self._prompt_id = prompt_id
-        self._limits = lines, size
+        self._max_lines, self._max_bytes = lines, size
         self._part = Part()
-        self._filled = [0, 0]  # lines and bytes of the part
-        self._free: Counter[str] = Counter()  # the next free index of each prompt in the part
+        self._num_lines = self._num_bytes = 0  # of the part
+        self._free: dict[str, int] = {}  # the next free index of each prompt in the part
 
     @property
     def is_full(self) -> bool:
@@ -150,27 +149,27 @@ class Cutter:
     def rest(self) -> Part:
         """Return the part at work, and begin a new one."""
         part, self._part = self._part, Part()
-        self._filled = [0, 0]
+        self._num_lines = self._num_bytes = 0
         self._free.clear()
         return part
 
     def _is_full(self, begins: bool) -> bool:
         factor = 1 if begins else 2
-        return any(
-            filled >= factor * limit
-            for filled, limit in zip(self._filled, self._limits, strict=True)
+        return (
+            self._num_lines >= factor * self._max_lines
+            or self._num_bytes >= factor * self._max_bytes
         )
 
     def _add(self, piece: Slice, record: Record, placed: Iterable[Placed], is_guess: bool) -> None:
         piece.num_lines += 1
         piece.position = record.position
         piece.num_guessed_groups += is_guess
-        self._filled[0] += 1
-        self._filled[1] += record.size_bytes
+        self._num_lines += 1
+        self._num_bytes += record.size_bytes
         if record.error is not None:
             piece.add_problem(record.error.kind, str(record.error), record.number)
         for one in placed:
-            one.index = max(one.index, self._free[one.prompt_id])
+            one.index = max(one.index, self._free.get(one.prompt_id, 0))
             self._free[one.prompt_id] = one.index + 1
             piece.placed.append(one)
 
@@ -185,7 +184,7 @@ class _Groups:
         self._last: tuple[object, ...] = ()
         self._group = ""
         self._prompt: tuple[object, str] = (None, "")
-        self._sizes: Counter[str] = Counter()  # of the groups of a step that the file names
+        self._sizes: dict[str, int] = {}  # of the group at work, or of those the file names
 
     def place(self, samples: Sequence[Sample], line: int) -> tuple[list[Placed], bool]:
         """Return the samples of a line with group and index, and whether a group begins."""
@@ -193,8 +192,9 @@ class _Groups:
         for sample in samples:
             prompt_id = self._id(sample)
             begins |= self._enter(sample, prompt_id, line)
-            placed.append(Placed(sample, prompt_id, self._group, self._sizes[self._group]))
-            self._sizes[self._group] += 1
+            index = self._sizes.get(self._group, 0)
+            placed.append(Placed(sample, prompt_id, self._group, index))
+            self._sizes[self._group] = index + 1
         return placed, begins
 
     def _id(self, sample: Sample) -> str:

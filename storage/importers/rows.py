@@ -9,15 +9,18 @@ plain floats; a reward that is no finite number is `unscorable`.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.identity import event_id
+import pyarrow as pa
+
+from storage.identity import event_id, event_ids, find_table
 from storage.importers.parts import Part, Placed, Slice
 from storage.importers.samples import Sample, Turn
 from storage.importers.tokens import extends
-from storage.rows import Row
+
+Row = dict[str, Any]
 
 UNKNOWN, UNKNOWN_NUMBER = "unknown", -1
 ROLE, TURN_ROLE = "imported", "imported_turn"
@@ -62,22 +65,20 @@ class Place:
 
 def part_rows(part: Part, place: Place, declared: Declared) -> dict[str, list[Row]]:
     """Return the rows of a part by table."""
-    rows: dict[str, list[Row]] = {
-        name: []
-        for name in ("prompts", "rollouts", "rollout_tokens", "scores", "imports", "failures")
-    }
-    prompts: dict[str, Row] = {}
+    made = _Rows(place, declared)
+    imports, failures = [], []
     for number, piece in enumerate(part.slices):
-        num_rollouts = num_tokens = 0
-        for placed in piece.placed:
-            if placed.prompt_id not in prompts:
-                prompts[placed.prompt_id] = _prompt_row(placed, declared)
-            added = _add_sample(rows, placed, place, declared)
-            num_rollouts, num_tokens = num_rollouts + added[0], num_tokens + added[1]
-        counts = {"num_rollouts": num_rollouts, "num_token_rollouts": num_tokens}
-        rows["imports"].append(_import_row(piece, place, number, declared) | counts)
-        rows["failures"] += _failure_rows(piece, place, number)
-    rows["prompts"] = list(prompts.values())
+        counts = made.add(piece.placed)
+        imports.append(_import_row(piece, place, number, declared) | counts)
+        failures += _failure_rows(piece, place, number)
+    rows = {
+        "prompts": list(made.prompts.values()),
+        "rollouts": made.rollouts,
+        "rollout_tokens": made.tokens,
+        "scores": made.score_rows(),
+        "imports": imports,
+        "failures": failures,
+    }
     return {name: found for name, found in rows.items() if found}
 
 
@@ -92,6 +93,89 @@ def scorer_name(column: str) -> str:
     return column.encode("utf-8", "replace").decode() or "?"
 
 
+class _Rows:
+    """The rows of the samples of a part; ids of rollouts that are text are made all at once."""
+
+    def __init__(self, place: Place, declared: Declared) -> None:
+        self.prompts: dict[str, Row] = {}
+        self.rollouts: list[Row] = []
+        self.tokens: list[Row] = []
+        self._place = place
+        self._declared = declared
+        self._constants = _CONSTANTS | {
+            "iteration": place.iteration,
+            "batch_key": place.batch_key,
+        }
+        self._groups: dict[str, str] = {}
+        self._judged: list[tuple[Sample, str]] = []  # with the id of its rollout
+        self._texts: list[tuple[Sample, Row]] = []  # whose rollouts have no id yet
+
+    def add(self, placed: Iterable[Placed]) -> dict[str, int]:
+        """Add the rows of samples; return how many rollouts they have, and with log-probs."""
+        num_rollouts = num_tokens = 0
+        for one in placed:
+            sample = one.sample
+            if one.prompt_id not in self.prompts:
+                self.prompts[one.prompt_id] = _prompt_row(one, self._declared)
+            shared = self._shared(one)
+            if sample.turns:
+                added = self._add_turns(sample, shared)
+                num_rollouts, num_tokens = num_rollouts + added[0], num_tokens + added[1]
+            else:
+                rollout = shared | _text_facts(sample)
+                self.rollouts.append(rollout)
+                self._texts.append((sample, rollout))
+                num_rollouts += 1
+        return {"num_rollouts": num_rollouts, "num_token_rollouts": num_tokens}
+
+    def score_rows(self) -> list[Row]:
+        """Return the rows of the scores of all samples."""
+        ids = _rollout_ids([rollout for _, rollout in self._texts], self._place.run_id)
+        judged = [
+            *self._judged,
+            *((sample, i) for (sample, _), i in zip(self._texts, ids, strict=True)),
+        ]
+        constants = _SCORE_CONSTANTS | {"iteration": self._place.iteration}
+        return [row for sample, i in judged for row in _score_rows(sample, i, constants)]
+
+    def _add_turns(self, sample: Sample, shared: Row) -> tuple[int, int]:
+        num_rollouts, num_tokens, parent = 0, 0, ""
+        for turn, facts in _chained(sample.turns):
+            rollout = shared | facts | {"parent_id": parent}
+            parent = event_id("rollouts", {**rollout, "run_id": self._place.run_id})
+            self.rollouts.append(rollout)
+            self.tokens.append(_token_row(turn, self._place, parent))
+            if facts["role"] == ROLE:
+                self._judged.append((sample, parent))
+                num_rollouts += 1
+                num_tokens += turn.logprobs is not None
+        return num_rollouts, num_tokens
+
+    def _shared(self, placed: Placed) -> Row:
+        """Return what all rollouts of a sample have in common."""
+        sample, told = placed.sample, self._declared
+        version = sample.step if sample.policy_version is None else sample.policy_version
+        temperature = told.temperature if sample.temperature is None else sample.temperature
+        return self._constants | {
+            "prompt_id": placed.prompt_id,
+            "sample_index": placed.index,
+            "group_id": self._groups.get(placed.group) or self._group_id(placed),
+            "policy_version": UNKNOWN_NUMBER if version is None else version,
+            "policy_digest": sample.model or UNKNOWN,
+            "finish_reason": sample.finish_reason or UNKNOWN,
+            "temperature": float(UNKNOWN_NUMBER) if temperature is None else temperature,
+            "top_p": float(UNKNOWN_NUMBER) if sample.top_p is None else sample.top_p,
+            "max_tokens": UNKNOWN_NUMBER if sample.max_tokens is None else sample.max_tokens,
+        }
+
+    def _group_id(self, placed: Placed) -> str:
+        name = f"{self._place.run_id}\x1f{placed.group}".encode("utf-8", "replace")
+        is_guess = placed.sample.group is None and placed.sample.task is None
+        digest = hashlib.sha256(name).hexdigest()[:20]
+        self._groups[placed.group] = (GUESSED if is_guess else "g-") + digest
+        return self._groups[placed.group]
+
+
 def _prompt_row(placed: Placed, declared: Declared) -> Row:
     return {
         "prompt_id": placed.prompt_id,
@@ -104,58 +188,14 @@ def _prompt_row(placed: Placed, declared: Declared) -> Row:
     }
 
 
-def _add_sample(
-    rows: Mapping[str, list[Row]], placed: Placed, place: Place, declared: Declared
-) -> tuple[int, int]:
-    """Add the rows of a sample; return how many rollouts it has, and how many with log-probs."""
-    sample = placed.sample
-    shared = _shared(placed, place, declared)
-    if not sample.turns:
-        rollout = shared | _text_facts(sample)
-        rows["rollouts"].append(rollout)
-        rows["scores"] += _score_rows(sample, place, _rollout_id(rollout, place))
-        return 1, 0
-    num_rollouts, num_tokens, parent = 0, 0, ""
-    for turn, facts in _chained(sample.turns):
-        rollout = shared | facts | {"parent_id": parent}
-        parent = _rollout_id(rollout, place)
-        rows["rollouts"].append(rollout)
-        rows["rollout_tokens"].append(_token_row(turn, place, parent))
-        if facts["role"] == ROLE:
-            rows["scores"] += _score_rows(sample, place, parent)
-            num_rollouts += 1
-            num_tokens += turn.logprobs is not None
-    return num_rollouts, num_tokens
-
-
-def _shared(placed: Placed, place: Place, declared: Declared) -> Row:
-    """Return what all rollouts of a sample have in common."""
-    sample = placed.sample
-    is_guess = sample.group is None and sample.task is None
-    group = hashlib.sha256(f"{place.run_id}\x1f{placed.group}".encode("utf-8", "replace"))
-    version = sample.step if sample.policy_version is None else sample.policy_version
-    return _CONSTANTS | {
-        "iteration": place.iteration,
-        "prompt_id": placed.prompt_id,
-        "sample_index": placed.index,
-        "group_id": (GUESSED if is_guess else "g-") + group.hexdigest()[:20],
-        "policy_version": _or_unknown(version),
-        "policy_digest": sample.model or UNKNOWN,
-        "finish_reason": sample.finish_reason or UNKNOWN,
-        "temperature": _real(_first(sample.temperature, declared.temperature)),
-        "top_p": _real(sample.top_p),
-        "max_tokens": _or_unknown(sample.max_tokens),
-        "batch_key": place.batch_key,
-    }
-
-
 def _text_facts(sample: Sample) -> Row:
+    num_given, num_sampled = sample.num_prompt_tokens, sample.num_completion_tokens
     return {
         "role": ROLE,
         "parent_id": "",
-        "num_prompt_tokens": _or_unknown(sample.num_prompt_tokens),
+        "num_prompt_tokens": UNKNOWN_NUMBER if num_given is None else num_given,
         "prefix_tokens": 0,
-        "num_completion_tokens": _or_unknown(sample.num_completion_tokens),
+        "num_completion_tokens": UNKNOWN_NUMBER if num_sampled is None else num_sampled,
         "completion": sample.completion,
         "logprob_mode": "none",
     }
@@ -172,14 +212,17 @@ def _chained(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Row]]:
         if number and not extends(turn, turns[number - 1]):
             first = turn
         is_last = number + 1 == len(turns) or not extends(turns[number + 1], turn)
-        yield turn, {
-            "role": ROLE if is_last else TURN_ROLE,
-            "num_prompt_tokens": len(turn.prompt_ids),
-            "prefix_tokens": len(turn.prompt_ids) - len(first.prompt_ids),
-            "num_completion_tokens": len(turn.completion_ids),
-            "completion": turn.text,
-            "logprob_mode": "none" if turn.logprobs is None else "imported",
-        }
+        yield (
+            turn,
+            {
+                "role": ROLE if is_last else TURN_ROLE,
+                "num_prompt_tokens": len(turn.prompt_ids),
+                "prefix_tokens": len(turn.prompt_ids) - len(first.prompt_ids),
+                "num_completion_tokens": len(turn.completion_ids),
+                "completion": turn.text,
+                "logprob_mode": "none" if turn.logprobs is None else "imported",
+            },
+        )
 
 
 def _token_row(turn: Turn, place: Place, rollout_id: str) -> Row:
@@ -193,26 +236,22 @@ def _token_row(turn: Turn, place: Place, rollout_id: str) -> Row:
     }
 
 
-def _score_rows(sample: Sample, place: Place, rollout_id: str) -> list[Row]:
-    rows, parts = [], sample.parts
+def _score_rows(sample: Sample, rollout_id: str, constants: Row) -> Iterator[Row]:
+    """Yield a row for each reward column of a sample."""
+    parts = sample.parts
     for name, written in sample.scores.items():
         value = value_of(written)
-        components = dict(parts)
+        components = parts
         if not isinstance(written, float) or value is None:
-            components[AS_WRITTEN] = written
-        rows.append(
-            _SCORE_CONSTANTS
-            | {
-                "iteration": place.iteration,
-                "target_id": rollout_id,
-                "scorer": scorer_name(name),
-                "value": value,
-                "status": "unscorable" if value is None else "ok",
-                "components_json": _json(components) if components else "{}",
-            }
-        )
+            components = {**parts, AS_WRITTEN: written}
+        yield constants | {
+            "target_id": rollout_id,
+            "scorer": scorer_name(name),
+            "value": value,
+            "status": "unscorable" if value is None else "ok",
+            "components_json": _json(components) if components else "{}",
+        }
         parts = {}
-    return rows
 
 
 def value_of(written: Any) -> float | None:
@@ -283,17 +322,15 @@ def problem_text(piece: Slice, kind: str) -> str:
     )
 
 
-def _rollout_id(rollout: Row, place: Place) -> str:
-    return event_id("rollouts", {**rollout, "run_id": place.run_id})
-
-
-def _or_unknown(value: int | None) -> int:
-    return UNKNOWN_NUMBER if value is None else value
-
-
-def _first(value: float | None, otherwise: float | None) -> float | None:
-    return otherwise if value is None else value
-
-
-def _real(value: float | None) -> float:
-    return float(UNKNOWN_NUMBER) if value is None else value
+def _rollout_ids(rollouts: Sequence[Row], run_id: str) -> list[str]:
+    """Return the event ids of rollouts, all at once."""
+    table = find_table("rollouts")
+    places = [column for column in table.columns if column.place]
+    values = [
+        [run_id] * len(rollouts)
+        if column.name == "run_id"
+        else [rollout[column.name] for rollout in rollouts]
+        for column in places
+    ]
+    schema = pa.schema([column.arrow_field for column in places])
+    return event_ids(table, pa.table(values, schema=schema)) if rollouts else []
