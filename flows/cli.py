@@ -445,8 +445,8 @@ EXIT_CODES = {
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
             "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError",
-            "PolicyError", "QueryError", "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
-            "TaskError", "ValueModelError",
+            "PolicyError", "QueryError", "RescoreError", "RowError", "RunError", "StorageError",
+            "StoreNotFoundError", "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,
     ),

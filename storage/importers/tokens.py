@@ -45,7 +45,7 @@ def are_ids(ids: Any) -> bool:
     """Tell whether `ids` is a list of token ids, one at least."""
     if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int}:
         return False
-    return bool(0 <= min(ids) and max(ids) <= _LARGEST)
+    return bool(min(ids) >= 0 and max(ids) <= _LARGEST)
 
 
 def why_unfit(logprobs: Any, num_ids: int) -> str | None:
