@@ -2,8 +2,10 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import storage
 from flows.cli import EXIT_INTERRUPTED, print_result
@@ -19,34 +21,27 @@ def import_(request: ImportRequest, store_path: Path, as_json: bool) -> None:
     with Progress() as progress:
         summary = import_rollouts(store, request, progress)
     is_interrupted = summary.ended == "interrupted"
-    command = import_command(request, store_path)
+    command = import_command(asdict(request), store_path)
     if as_json:
         facts = {"store": str(store.path), **asdict(summary)}
         print_result(json.dumps(facts | ({"resume": command} if is_interrupted else {})))
     else:
-        print_result(printable_text(_lines(store, summary)))
+        print_result("\n".join(map(printable, _lines(store, summary))))
     if is_interrupted:
         if not as_json:
             print_result(f"nothing is lost; go on with:\n  {command}")
         raise SystemExit(EXIT_INTERRUPTED)
 
 
-def import_command(request: ImportRequest, store_path: Path) -> str:
-    """Return the command line of a request."""
-    command = ["rrl", "import", request.format, str(request.path), "--task", request.task]
-    command += ["--split", request.split]
-    if request.name is not None:
-        command += ["--name", request.name]
-    if request.temperature is not None:
-        command += ["--temperature", str(request.temperature)]
-    if request.model is not None:
-        command += ["--model", request.model, "--dtype", request.dtype]
+def import_command(asked: Mapping[str, Any], store_path: Path) -> str:
+    """Return the command line of a request, given by the fields of `ImportRequest`."""
+    command = ["rrl", "import", asked["format"], str(asked["path"])]
+    for name in ("name", "task", "split", "temperature", "model", "dtype"):
+        if asked[name] is not None:
+            command += [f"--{name}", str(asked[name])]
+    if asked["follow_s"] is not None:
+        command += ["--follow", "--every-s", str(asked["follow_s"])]
     return shlex.join([*command, "--store", str(store_path)])
-
-
-def printable_text(lines: list[str]) -> str:
-    """Return lines as text that a terminal can be shown."""
-    return "\n".join(map(printable, lines))
 
 
 def _lines(store: Store, summary: ImportSummary) -> list[str]:

@@ -169,19 +169,20 @@ def _job(store: Store, request: ImportRequest, progress: Progress) -> _Job:
         raise ImporterError(
             f"--name {run_id!r}: expected at most 100 of a-z, 0-9 and `-`, the first no `-`"
         )
-    config = {"import": asdict(declared)}
+    asked = {**asdict(request), "path": str(request.path.absolute())}
     opened = store.read("runs", run_id=run_id)
     if opened and opened[0]["kind"] != KIND:
         raise ImporterError(f"{run_id!r} is a run of another kind: give the import another --name")
-    if opened and json.loads(opened[0]["config_json"]) != config:
+    told = json.loads(opened[0]["config_json"])["declared"] if opened else asdict(declared)
+    if told != asdict(declared):
         raise ImporterError(
-            f"{run_id!r} was begun with {opened[0]['config_json']}, came {json.dumps(config)}: "
+            f"{run_id!r} was begun with {json.dumps(told)}, came {json.dumps(asdict(declared))}: "
             "say the same about its rollouts, or give this import another --name"
         )
     known = KnownFiles(store.read("imports", run_id=run_id))
     row = {
         "kind": KIND,
-        "config_json": json.dumps(config, sort_keys=True),
+        "config_json": json.dumps({"declared": told, "asked": asked}, sort_keys=True),
         "seed_root": 0,  # nothing is drawn
         "planned_iterations": 0,
         "code_version": code_version(),

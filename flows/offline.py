@@ -46,7 +46,8 @@ REASONS = {
     "other_task": "their prompt belongs to another task",
     "held_out": "their prompt is held out for evaluation",
     "not_whole": "they continue a given prefix, or were sampled for other ends than learning",
-    "greedy": "they were sampled greedily, so no temperature says how likely they were",
+    "greedy": "they were sampled greedily or at an unknown temperature, so none says how likely "
+    "they were",
     "no_tokens": "their token ids are not stored; text is never encoded again",
     "no_logprobs": "there are not as many stored sampler log-probs as token ids",
     "no_policy": "the run they come from names no base model",

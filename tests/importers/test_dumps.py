@@ -42,7 +42,9 @@ def test_verl_of_an_old_version(store: storage.Store):
     assert ask(
         store,
         "select sha256, position, first_line, num_lines, num_rollouts, num_failures from imports",
-    ) == [("32091b8f37d99ba0fd63b918a0283a105082b730c2acb31e1427988672550716", 186404, 1, 128, 128, 0)]
+    ) == [
+        ("32091b8f37d99ba0fd63b918a0283a105082b730c2acb31e1427988672550716", 186404, 1, 128, 128, 0)
+    ]
     [(last,)] = ask(store, "select completion from rollouts order by _row desc limit 1")
     assert last.endswith("Dan made **$90.00** more doing the work compared to the lower-paid work.")
     assert not storage.verify(store, deep=True)
@@ -72,18 +74,19 @@ def test_verifiers_without_ids(store: storage.Store):
     assert [row[1] for row in rows] == [0, 0, 1, 1]  # of a prompt in a part, no index comes twice
     assert len({row[2] for row in rows}) == 4
     assert all(row[2].startswith("guessed-") for row in rows)
-    assert ask(store, "select value, scorer, scorer_version from scores") == [
-        (1.0, "reward", "imported")
-    ] * 4
+    assert (
+        ask(store, "select value, scorer, scorer_version from scores")
+        == [(1.0, "reward", "imported")] * 4
+    )
 
 
 def test_verifiers_with_plain_strings(store: storage.Store):
     """Ids 0, 0, 0, 1, ... stand at five prompts in turn: no two lines share id and prompt."""
     done = import_here(store, "verifiers", DUMPS / "verifiers_plain_strings.jsonl")
     assert (done.num_rollouts, done.num_guessed_groups, done.num_scores) == (15, 0, 30)
-    assert ask(store, "select count(distinct prompt_id), count(distinct group_id) from rollouts") == [
-        (5, 15)
-    ]
+    assert ask(
+        store, "select count(distinct prompt_id), count(distinct group_id) from rollouts"
+    ) == [(5, 15)]
     assert ask(
         store, "select value, count(*) from scores where scorer = 'reward' group by all order by 1"
     ) == [(0.25, 3), (0.5, 2), (0.75, 9), (1.0, 1)]
@@ -105,9 +108,9 @@ def test_verifiers_of_many_turns(store: storage.Store):
     """
     done = import_here(store, "verifiers", DUMPS / "verifiers_wordle.jsonl")
     assert (done.num_rollouts, done.num_guessed_groups, done.num_scores) == (15, 0, 75)
-    assert ask(store, "select count(distinct messages_json), count(distinct answer) from prompts") == [
-        (1, 5)
-    ]
+    assert ask(
+        store, "select count(distinct messages_json), count(distinct answer) from prompts"
+    ) == [(1, 5)]
     sizes = "select group_id, count(*) as n, max(sample_index) as last from rollouts group by all"
     assert ask(store, f"select n, last, count(*) from ({sizes}) group by all") == [(3, 2, 5)]
     third = ask(
@@ -134,7 +137,9 @@ def test_an_episode_of_prime_rl(store: storage.Store):
     """One line, two traces in one group; reward = 1 * 1.0 + 1 * 0.2; token ids, no log-probs."""
     done = import_here(store, "prime-rl", DUMPS / "prime_rl_traces.jsonl")
     assert (done.num_lines, done.num_rollouts, done.num_token_rollouts) == (1, 2, 0)
-    assert ask(store, "select count(distinct group_id), max(policy_version) from rollouts") == [(1, 0)]
+    assert ask(store, "select count(distinct group_id), max(policy_version) from rollouts") == [
+        (1, 0)
+    ]
     assert ask(
         store,
         "select scorer, value, status, components_json from scores where target_id = "
@@ -184,9 +189,9 @@ def test_turns_of_nemo_gym_with_tokens(store: storage.Store):
     )
     assert (given, sampled) == ([151644, 872, 198], [785, 15473, 4128])
     assert logprobs == pytest.approx([-0.25863245, 0.0])
-    assert ask(
-        store, "select sum(value), count(*), count(distinct target_id) from scores"
-    ) == [(4.0, 5, 5)]
+    assert ask(store, "select sum(value), count(*), count(distinct target_id) from scores") == [
+        (4.0, 5, 5)
+    ]
     assert ask(
         store,
         "select distinct policy_digest, temperature, max_tokens, logprob_mode, engine, seed, top_p "
@@ -207,9 +212,11 @@ def test_a_stub_is_text(store: storage.Store):
         store, "select answer, completion from rollouts join prompts using (run_id, prompt_id) "
         "order by rollouts._row",
     ) == [(a, f"\\boxed{{{a}}}") for a in ("6", "210", "1024", "95", "13")]  # fmt: skip
-    assert ask(
-        store, "select scorer, sum(value) from scores group by all order by 1"
-    ) == [("library_reward", 5.0), ("reward", 5.0), ("turns_used", 5.0)]
+    assert ask(store, "select scorer, sum(value) from scores group by all order by 1") == [
+        ("library_reward", 5.0),
+        ("reward", 5.0),
+        ("turns_used", 5.0),
+    ]
     assert ask(store, "select distinct num_completion_ids, num_logprobs from judged_rollouts") == [
         (0, None)
     ]

@@ -269,7 +269,11 @@ def test_a_record_of_another_format_says_what_was_expected(name: str):
         ("verl", ["2.jsonl", "10.jsonl"], ["metrics.jsonl"]),
         ("trl", ["completions/completions_00001.parquet"], ["other.parquet"]),
         ("prime-rl", ["step_1/traces.jsonl", "step_10/traces.jsonl"], ["step_1/log.jsonl"]),
-        ("nemo-rl", ["train_data_step2.jsonl", "train_data_step10.jsonl"], ["val_data_step2.jsonl"]),
+        (
+            "nemo-rl",
+            ["train_data_step2.jsonl", "train_data_step10.jsonl"],
+            ["val_data_step2.jsonl"],
+        ),
         ("open-instruct", ["r_rollouts_000000.jsonl"], ["r_metadata.jsonl"]),
         ("areal", ["5/42.jsonl", "10/3.jsonl"], ["5/42.json"]),
         ("skyrl", ["gsm8k.jsonl"], ["aggregated_results.jsonl"]),

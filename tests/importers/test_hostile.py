@@ -95,7 +95,9 @@ def test_a_reward_is_a_finite_number_or_none(
 
 
 def test_lone_surrogates_become_replacement_characters(store: storage.Store, tmp_path: Path):
-    line = '{"input": "a\\ud800", "output": "\\udfffb", "score": 1.0, "\\udc00x": 2, "uid": "\\ud9"}'
+    line = (
+        '{"input": "a\\ud800", "output": "\\udfffb", "score": 1.0, "\\udc00x": 2, "uid": "\\ud9"}'
+    )
     bad = line.replace("\\ud9", "")
     good = line.replace('"\\ud9"', '"\\ud912"')
     done = import_here(store, "verl", write_lines(tmp_path / "1.jsonl", [good, bad]))

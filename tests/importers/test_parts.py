@@ -108,7 +108,9 @@ def test_a_part_is_full_also_by_its_bytes(tmp_path: Path):
 
 
 prompts = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 2])), max_size=40)
-junk = st.sampled_from(["", "{", "null", '{"input": 1}', '{"input": "a", "output": "b", "step": 1}'])
+junk = st.sampled_from(
+    ["", "{", "null", '{"input": 1}', '{"input": "a", "output": "b", "step": 1}']
+)
 
 
 @given(prompts, st.lists(junk, max_size=4), st.integers(1, 5), st.data())
@@ -126,9 +128,9 @@ def test_going_on_from_any_part_gives_the_rest_as_it_would_have_been(
     content = "\n".join(texts) + data.draw(st.sampled_from(["", "\n"]))
     path.write_text(content)
     whole = parts_of(path, lines=lines)
-    assert sum(p.num_lines for p in whole) == len(content.split("\n")) - content.endswith(
-        "\n"
-    ) - (content == "")
+    assert sum(p.num_lines for p in whole) == len(content.split("\n")) - content.endswith("\n") - (
+        content == ""
+    )
     keep = data.draw(st.integers(0, len(whole)))
     position = whole[keep - 1].slices[-1].position if keep else -1
     assert parts_of(path, position, lines) == whole[keep:]

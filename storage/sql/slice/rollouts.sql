@@ -9,6 +9,7 @@ with sliced as materialized (
         rollouts.run_id,
         rollouts.prompt_id,
         rollouts.status,
+        rollouts.role,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -27,6 +28,7 @@ found as (
         sliced.*,
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
+            when sliced.role = 'imported_turn' then 'their conversations go on'
             when judged.target_id is null and prompt.prompt_id is null
                 then 'its prompt is not in the store'
         end as reason,
