@@ -225,23 +225,26 @@ def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER|sft",
-            help="New folder for rrl.duckdb and views.sql; or `sft`, with --query and --output.",
+            metavar="FOLDER|SHAPE",
+            help="New folder for rrl.duckdb and views.sql; or what rollouts are written as: jsonl, "
+            "parquet, hf, verl, trl or sft (lines to learn from), with --output.",
         ),
     ],
     as_of: Annotated[int | None, typer.Option(help="Write what was known at this commit.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="sft: SELECT whose one column, rollout_id, says which.")
+        str | None, typer.Option(help="SELECT whose one column, rollout_id, says which rollouts.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="sft: write to this new JSONL file.")
+        Path | None, typer.Option("--output", "-o", help="Write rollouts to this new path.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write the history as a DuckDB database, or rollouts as lines to learn from (`export sft`)."""
-    from flows import asking_commands
+    """Write the history as a DuckDB database, or rollouts in a shape that others read."""
+    from flows import asking_commands, export_commands
 
-    if query is None and output is None and str(folder) != "sft":
+    if str(folder) in ("jsonl", "parquet", "hf", "verl", "trl"):
+        export_commands.export_rollouts(str(folder), query, output, as_of, store)
+    elif query is None and output is None and str(folder) != "sft":
         asking_commands.export(folder, as_of, store)
     else:
         asking_commands.export_sft(folder, query, output, as_of, store)

@@ -149,7 +149,7 @@ def test_what_is_declared_is_stored_and_makes_another_stream(store: storage.Stor
 def test_a_name_is_kept_to_what_it_was_begun_with(store: storage.Store, tmp_path: Path):
     path = write_lines(tmp_path / "1.jsonl", [verl_line(0)])
     assert import_here(store, "verl", path, name="mine").stream_id == "mine"
-    with pytest.raises(ImporterError, match="was begun with .*another --name"):
+    with pytest.raises(ImporterError, match=r"was begun with .*another --name"):
         import_here(store, "verl", path, name="mine", temperature=1.0)
     store.open_stream("a-run", {
         "config_json": "{}", "seed_root": 0, "planned_iterations": 1, "code_version": "",
@@ -230,8 +230,8 @@ def test_text_is_shown_and_judged_but_never_replayed(store: storage.Store, tmp_p
     ) == [(4.0,)]
     assert ask(
         store,
-        "select distinct role, num_prompt_ids, num_completion_ids, num_logprobs, base_digest, split "
-        "from judged_rollouts",
+        "select distinct role, num_prompt_ids, num_completion_ids, num_logprobs, base_digest, "
+        "split from judged_rollouts",
     ) == [("imported", 0, 0, None, None, "train")]
     assert ask(store, "select count(*) from replay_buffer") == [(0,)]
     assert ask(store, "select count(*) from training_history where num_rollouts > 0") == [(0,)]
@@ -240,10 +240,8 @@ def test_text_is_shown_and_judged_but_never_replayed(store: storage.Store, tmp_p
 def test_only_whole_conversations_are_judged_again(store: storage.Store, tmp_path: Path):
     item = {"type": "message", "role": "assistant",
             "content": [{"type": "output_text", "text": "#### 7"}]}  # fmt: skip
-    turns = [
-        item | {"prompt_token_ids": [1] * n, "generation_token_ids": [1], "generation_log_probs": [-1.0]}
-        for n in (3, 5)
-    ]  # fmt: skip
+    sampled = {"generation_token_ids": [1], "generation_log_probs": [-1.0]}
+    turns = [item | sampled | {"prompt_token_ids": [1] * n} for n in (3, 5)]
     line = {"responses_create_params": {"input": "1+6"}, "response": {"output": turns}, "reward": 1}
     done = import_here(store, "nemo-gym", write_lines(tmp_path / "rollouts.jsonl", [line]))
     rescored = rescore_here(store, "final_number", run_id=done.stream_id)

@@ -199,7 +199,8 @@ def test_turns_of_nemo_gym_with_tokens(store: storage.Store):
     ) == [("Qwen/Qwen3-4B-Instruct-2507", 0.0, 1024, "imported", "imported", -1, -1.0)]
     assert ask(
         store,
-        "select distinct num_logprobs = num_completion_ids, num_prompt_ids > 0 from judged_rollouts",
+        "select distinct num_logprobs = num_completion_ids, num_prompt_ids > 0 "
+        "from judged_rollouts",
     ) == [(True, True)]
 
 
