@@ -1,7 +1,9 @@
 """`rrl import` as a stream: once, resumable, judged again, searched and learned from."""
 
 import json
+import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -22,7 +24,7 @@ from flows.streams import dead_runs
 from rrl_core.tasks.protocol import make_prompt_id
 from storage.importers.formats import ImporterError
 from storage.importers.parts import Cutter
-from tests.flows.conftest import fingerprint
+from tests.flows.conftest import fingerprint, num_commits
 from tests.flows.histories import rescore_here
 from tests.importers.imported import ask, import_here, verl_line, write_lines
 
@@ -82,7 +84,7 @@ def test_a_folder_is_one_stream_whose_iterations_are_its_parts(
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("commits", [0, 1, 2, 4])
+@pytest.mark.parametrize("commits", [0, 1, 4])
 def test_an_import_that_broke_off_goes_on_as_if_it_had_not(
     commits: int, store: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -289,3 +291,36 @@ def test_a_folder_is_followed_line_by_line(store: storage.Store, tmp_path: Path)
     assert (done.ended, done.num_rollouts, done.num_failures) == ("finished", 3, 0)
     assert import_here(store, "verl", folder).ended == "nothing to do"
     assert not storage.verify(store, deep=True)
+
+
+def import_in_child(path: Path, folder: Path) -> None:
+    importing.Cutter = partial(Cutter, lines=20)  # type: ignore[assignment, misc]
+    import_here(storage.open(path), "verl", folder)
+
+
+@pytest.mark.slow
+def test_an_import_killed_at_random_instants_loses_and_doubles_nothing(
+    store: storage.Store, tmp_path: Path
+):
+    """Three kills -9, then the end; the stream is the one of an import that was let alone."""
+    folder = verl_folder(tmp_path / "dump", 1_500)
+    children = multiprocessing.get_context("forkserver")
+    instant, num_killed = random.Random(7), 0
+    whole = tmp_path / "whole"
+    storage.open(whole, create=True)
+    import_in_child(whole, folder)
+    for _ in range(3):
+        before = num_commits(store.path)
+        child = children.Process(target=import_in_child, args=(store.path, folder))
+        child.start()
+        wait_until(lambda b=before, c=child: num_commits(store.path) > b + 4 or not c.is_alive())
+        time.sleep(instant.random() * 0.05)
+        child.kill()
+        child.join()
+        num_killed += child.exitcode == -signal.SIGKILL
+    assert num_killed == 3
+    import_in_child(store.path, folder)
+    reader = storage.open(store.path)
+    [run_id] = {row["run_id"] for row in reader.read("runs")}
+    assert tables_of(reader, run_id) == tables_of(storage.open(whole), run_id)
+    assert not storage.verify(reader, deep=True)
