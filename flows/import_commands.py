@@ -9,7 +9,7 @@ from typing import Any
 
 import storage
 from flows.cli import EXIT_INTERRUPTED, print_result
-from flows.importing import ImportRequest, ImportSummary, import_rollouts
+from flows.importing import ImportRequest, ImportSummary, check_request, import_rollouts
 from flows.progress import Progress
 from storage import Store
 from storage.answers import printable
@@ -17,6 +17,7 @@ from storage.answers import printable
 
 def import_(request: ImportRequest, store_path: Path, as_json: bool) -> None:
     """Import a file or folder; print the summary, and after Ctrl-C how to go on."""
+    check_request(request)  # before a store is created for nothing
     store = storage.open(store_path, create=True)
     with Progress() as progress:
         summary = import_rollouts(store, request, progress)

@@ -105,6 +105,7 @@ class _Job:
     known: KnownFiles
     progress: Progress
     next_iteration: int
+    is_pinned: bool
     started_s: float = field(default_factory=time.monotonic)
     writer: StreamWriter | None = None
     waiting: list[Part] = field(default_factory=list)  # before the first that has a rollout
@@ -125,10 +126,7 @@ def import_rollouts(store: Store, request: ImportRequest, progress: Progress) ->
             written.
         SupersededError: another process went on with the same stream.
     """
-    if request.format not in FORMATS:
-        raise ImporterError(f"format {request.format!r}: expected one of {', '.join(FORMATS)}")
-    if request.follow_s is not None and not request.path.is_dir():
-        raise ImporterError(f"--follow: expected a folder, came `{request.path.absolute()}`")
+    check_request(request)
     storage.require_whole(store)
     with stop_on_signal(progress, "part") as stop:
         if request.follow_s is not None:
@@ -144,6 +142,16 @@ def import_rollouts(store: Store, request: ImportRequest, progress: Progress) ->
                     _end(job, "failed", f"{type(error).__name__}: {error}"[:2000])
                 raise
             return _ended(job, stop.is_set() and request.follow_s is None)
+
+
+def check_request(request: ImportRequest) -> None:
+    """Raise `ImporterError` where there is no such format, or nothing to read at the path."""
+    if request.format not in FORMATS:
+        raise ImporterError(f"format {request.format!r}: expected one of {', '.join(FORMATS)}")
+    if request.follow_s is None:
+        find_files(FORMATS[request.format], request.path)
+    elif not request.path.is_dir():
+        raise ImporterError(f"--follow: expected a folder, came `{request.path.absolute()}`")
 
 
 def _wait_for_a_line(request: ImportRequest, stop: Event) -> None:
@@ -189,7 +197,10 @@ def _job(store: Store, request: ImportRequest, progress: Progress) -> _Job:
         "packages_json": json.dumps(package_versions(), sort_keys=True),
     }
     closed = store.log.refresh().closed_iteration(run_id)
-    return _Job(store, format_, run_id, row, declared, tokenizer, known, progress, closed + 1)
+    is_pinned = bool(store.read("views_pinned", run_id=run_id))
+    return _Job(
+        store, format_, run_id, row, declared, tokenizer, known, progress, closed + 1, is_pinned
+    )  # fmt: skip
 
 
 def _derived_name(declared: Declared, format_: Format, files: Sequence[Path]) -> str:
@@ -235,9 +246,7 @@ def _import_files(
             raise _nothing_error(job, request)
         job.waiting.clear()  # it is looked at again
         return
-    for part in job.waiting:
-        _submit(job, part, committer)
-    job.waiting.clear()
+    _flush(job, committer)
     if job.writing is not None:
         job.writing.result()
 
@@ -291,40 +300,42 @@ def _prompt_id(declared: Declared, sample: Sample) -> str:
 
 
 def _take(job: _Job, part: Part, committer: ThreadPoolExecutor) -> None:
-    """Count a part and commit it, unless nothing that can be imported came yet."""
+    """Commit a part, unless nothing that can be imported came yet: then it waits."""
     job.waiting.append(part)
-    if job.writer is None and not part.num_samples:
-        return
-    for one in job.waiting:
-        _submit(job, one, committer)
+    if job.writer is not None or part.num_samples:
+        _flush(job, committer)
+
+
+def _flush(job: _Job, committer: ThreadPoolExecutor) -> None:
+    for part in job.waiting:
+        _submit(job, part, committer)
     job.waiting.clear()
 
 
 def _submit(job: _Job, part: Part, committer: ThreadPoolExecutor) -> None:
     """Hand the rows of a part to the thread that commits, once it is done with the last one."""
-    first = {}
     if job.writer is None:
         job.progress.note(f"{job.run_id} · store {job.store.path}")
         job.writer = job.store.open_stream(job.run_id, job.opened)
-        first = _pin(job, part)
     place = Place(job.run_id, job.next_iteration)
-    rows = part_rows(part, place, job.declared)
+    rows = _pin_rows(job, part) | part_rows(part, place, job.declared)
     job.next_iteration += 1
     if job.writing is not None:
         job.writing.result()
     job.writing = committer.submit(
-        job.writer.append, first | rows, place.batch_key, closes_iteration=place.iteration
+        job.writer.append, rows, place.batch_key, closes_iteration=place.iteration
     )
     _count(job, part, rows)
 
 
-def _pin(job: _Job, part: Part) -> dict[str, list[Row]]:
-    """Return the row that says which column is the reward; a stream that goes on has it."""
+def _pin_rows(job: _Job, part: Part) -> dict[str, list[Row]]:
+    """Return the row that says which column is the reward, where the stream has none yet."""
     head, scorer = job.store.head(), main_scorer(part)
-    if job.next_iteration or scorer is None:
+    if job.is_pinned or scorer is None:
         return {}
+    job.is_pinned = True
     pin = {
-        "iteration": 0,
+        "iteration": job.next_iteration,
         "as_of": head.number,
         "as_of_sha256": head.sha256,
         "scorer_versions_json": json.dumps({scorer: SCORER_VERSION}),
@@ -348,14 +359,10 @@ def _problems(part: Part) -> list[str]:
 def _nothing_error(job: _Job, request: ImportRequest) -> ImporterError:
     """Return why nothing of the files could be imported."""
     problems = [text for part in job.waiting for text in _problems(part)]
-    if not problems:
-        return ImporterError(
-            f"expected lines to import, `{request.path.absolute()}` holds none: nothing was written"
-        )
-    shown = "; ".join(problems[:SHOWN_IN_ERROR])
+    why = "; ".join(problems[:SHOWN_IN_ERROR]) or "it holds none"
     return ImporterError(
-        f"no line of `{request.path.absolute()}` could be imported as {job.format.name}, nothing "
-        f"was written: {shown}"
+        f"expected lines of {job.format.name} to import in `{request.path.absolute()}`, nothing "
+        f"was written: {why}"
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,27 +118,36 @@ class FileReader:
         return self._lines.sha256(with_last)
 
     def __iter__(self) -> Iterator[Record]:
-        for line in self._lines:
-            size = len(line.raw or b"") if isinstance(line, jsonl.Line) else line.size_bytes
-            record = Record(line.number, line.content_end, line.end, line.is_ended, size)
-            try:
-                values = jsonl.decoded(line) if isinstance(line, jsonl.Line) else line.values
-                if values is not None:
-                    record.samples = self._format.samples(values, self._step)
-                    if self._amend is not None:
-                        for sample in record.samples:
-                            self._amend(sample)
-            except RecordError as error:
-                record.error = error
-            except RecursionError:
-                record.error = RecordError("unexpected", "expected values that nest less deep")
-            yield record
+        try:
+            yield from map(self._record, self._lines)
+        except OSError as error:
+            raise ImporterError(
+                f"`{self.path.absolute()}` cannot be read: {error.strerror}; nothing after it was"
+            ) from error
+
+    def _record(self, line: "jsonl.Line | _Row") -> Record:
+        size = len(line.raw or b"") if isinstance(line, jsonl.Line) else line.size_bytes
+        record = Record(line.number, line.content_end, line.end, line.is_ended, size)
+        try:
+            values = jsonl.decoded(line) if isinstance(line, jsonl.Line) else line.values
+            if isinstance(values, RecordError):
+                raise values
+            if values is not None:
+                record.samples = self._format.samples(values, self._step)
+                if self._amend is not None:
+                    for sample in record.samples:
+                        self._amend(sample)
+        except RecordError as error:
+            record.error = error
+        except RecursionError:
+            record.error = RecordError("unexpected", "expected values that nest less deep")
+        return record
 
 
 @dataclass(slots=True)
 class _Row:
     number: int
-    values: dict[str, Any]
+    values: dict[str, Any] | RecordError
     size_bytes: int
 
     is_ended = True
@@ -162,25 +172,39 @@ class _ParquetRows:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        number = 0
         try:
             with pq.ParquetFile(self._path) as file:
                 names = [f.name for f in file.schema_arrow if not _holds_bytes(f.type)]
-                number = 0
-                for batch in file.iter_batches(1_024, columns=names):
+                groups = ([n] for n in range(file.num_row_groups))  # one may be damaged
+                for batch in chain.from_iterable(
+                    file.iter_batches(1_024, group, names) for group in groups
+                ):
                     size = batch.nbytes // max(1, len(batch))
                     for values in batch.to_pylist():
                         number += 1
                         yield _Row(number, values, size)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ImporterError(
-                f"expected a Parquet file, came `{self._path.absolute()}`: {error}"
-            ) from error
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # Arrow tells of damage by an OSError without a number
+            yield _Row(number + 1, RecordError("not_parquet", f"expected Parquet: {error}"), 0)
 
 
 def file_sha256(path: Path) -> str:
     """Return the hash of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def num_parquet_rows(path: Path) -> int:
+    """Return how many rows a Parquet file says it has; 0 for none that can be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError):
+        return 0
 
 
 def _holds_bytes(arrow_type: Any) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.importers.formats import Format, file_sha256
+from storage.importers.formats import Format, file_sha256, num_parquet_rows
 
 _CHUNK_BYTES = 2**20
 
@@ -68,14 +68,11 @@ class KnownFiles:
         return found
 
     def _of_parquet(self, path: Path) -> Found:
-        import pyarrow.parquet as pq
-
-        found, sha256 = Found(), file_sha256(path)
-        ends = {p: of[sha256] for p, of in self._ends.items() if sha256 in of}
-        if ends:
-            num_rows = pq.read_metadata(path).num_rows
-            for position in sorted(ends):
-                found = _further(found, position, ends[position], position == num_rows)
+        sha256 = file_sha256(path)
+        found, ends = Found(), {p: of[sha256] for p, of in self._ends.items() if sha256 in of}
+        num_rows = num_parquet_rows(path) if ends else 0
+        for position in sorted(ends):
+            found = _further(found, position, ends[position], position >= num_rows)
         return found
 
 

@@ -270,6 +270,8 @@ def _json(components: Mapping[str, Any]) -> str:
     """Return components as JSON; what JSON has no number for is written as text."""
     try:
         return json.dumps(components, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        return json.dumps(dict.fromkeys(components, "nested too deep"))
     except ValueError:
         with_texts = json.loads(json.dumps(components), parse_constant=str)
         return json.dumps(with_texts, ensure_ascii=False)

@@ -217,7 +217,25 @@ def test_a_file_that_cannot_be_imported_ends_the_command_with_2(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "expected a Parquet file" in capsys.readouterr().err
+    assert "expected Parquet" in capsys.readouterr().err
+
+
+def test_a_path_that_is_none_creates_no_store(tmp_path: Path):
+    command = ["import", "verl", str(tmp_path / "none"), "--store", str(tmp_path / "new")]
+    with pytest.raises(ImporterError, match="found none"):
+        app(command, standalone_mode=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_reward_is_known_also_when_the_first_parts_are_junk(
+    store: storage.Store, tmp_path: Path
+):
+    lines = ["{"] * 25 + [verl_line(0)]
+    done = import_here(store, "verl", write_lines(tmp_path / "1.jsonl", lines))
+    assert (done.num_rollouts, done.num_failures) == (1, 25)
+    assert ask(store, "select scorer, reward from judged_rollouts") == [("score", 0.0)]
+    assert ask(store, "select count(*) from failures") == [(2,)]
 
 
 def test_text_is_shown_and_judged_but_never_replayed(store: storage.Store, tmp_path: Path):

@@ -1,6 +1,7 @@
 """Files that were cut, made up or broken: what can be read is, and what cannot is named."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -169,12 +170,49 @@ def test_a_folder_without_files_and_a_missing_path_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\x00" * 100 + b"PAR1"])
-def test_a_broken_parquet_file_is_refused(content: bytes, store: storage.Store, tmp_path: Path):
+def test_a_broken_parquet_file_costs_itself(content: bytes, store: storage.Store, tmp_path: Path):
     path = tmp_path / "completions_00001.parquet"
     path.write_bytes(content)
-    with pytest.raises(ImporterError, match="expected a Parquet file"):
+    with pytest.raises(ImporterError, match="expected Parquet"):
         import_here(store, "trl", path)
     assert store.head().number == 0
+    rows = {"step": [2], "prompt": ["p"], "completion": ["c"], "r": [1.0]}
+    pq.write_table(pa.table(rows), tmp_path / "completions_00002.parquet")
+    done = import_here(store, "trl", tmp_path)
+    assert (done.num_rollouts, done.num_failures) == (1, 1)
+    assert ask(store, "select count(*) from judged_rollouts where reward = 1") == [(1,)]
+    assert import_here(store, "trl", tmp_path).ended == "nothing to do"
+
+
+def test_a_parquet_file_that_is_damaged_inside_gives_what_is_before(
+    store: storage.Store, tmp_path: Path
+):
+    path = tmp_path / "completions_00001.parquet"
+    rows = {"step": [1] * 3000, "prompt": ["p"] * 3000, "completion": list(map(str, range(3000)))}
+    pq.write_table(pa.table(rows), path, row_group_size=1000, compression="none")
+    content = bytearray(path.read_bytes())
+    start = pq.read_metadata(path).row_group(1).column(2).dictionary_page_offset
+    content[start : start + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    done = import_here(store, "trl", path)
+    assert (done.num_rollouts, done.num_failures) == (1000, 1)
+    assert import_here(store, "trl", path).ended == "nothing to do"
+
+
+def test_a_reward_that_nests_deep_costs_its_text_alone(store: storage.Store, tmp_path: Path):
+    for depth in (100, 600, 900, 950, 980):
+        line = '{"input": "a", "output": "b", "step": 1, "x": ' + "[" * depth + "]" * depth + "}"
+        path = write_lines(tmp_path / f"{depth}.jsonl", [line, GOOD])
+        done = import_here(store, "verl", path)
+        assert done.num_rollouts + done.num_failures == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_must_not_be_read_is_named(store: storage.Store, tmp_path: Path):
+    path = write_lines(tmp_path / "1.jsonl", [GOOD])
+    path.chmod(0)
+    with pytest.raises(ImporterError, match="cannot be read: Permission denied"):
+        import_here(store, "verl", path)
 
 
 def test_a_parquet_file_is_read_by_batches(tmp_path: Path):
