@@ -5,18 +5,22 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import storage
 from flows.cli import EXIT_INTERRUPTED, print_result
-from flows.importing import ImportRequest, ImportSummary, check_request, import_rollouts
 from flows.progress import Progress
 from storage import Store
 from storage.answers import printable
 
+if TYPE_CHECKING:
+    from flows.importing import ImportRequest, ImportSummary
 
-def import_(request: ImportRequest, store_path: Path, as_json: bool) -> None:
+
+def import_(request: "ImportRequest", store_path: Path, as_json: bool) -> None:
     """Import a file or folder; print the summary, and after Ctrl-C how to go on."""
+    from flows.importing import check_request, import_rollouts
+
     check_request(request)  # before a store is created for nothing
     store = storage.open(store_path, create=True)
     with Progress() as progress:
@@ -45,7 +49,7 @@ def import_command(asked: Mapping[str, Any], store_path: Path) -> str:
     return shlex.join([*command, "--store", str(store_path)])
 
 
-def _lines(store: Store, summary: ImportSummary) -> list[str]:
+def _lines(store: Store, summary: "ImportSummary") -> list[str]:
     lines = [f"store {store.path}"]
     before = f"{summary.num_lines_before:,} lines were imported before"
     if summary.ended == "nothing to do":
