@@ -249,26 +249,76 @@ def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER|sft",
-            help="New folder for rrl.duckdb and views.sql; or `sft`, with --query and --output.",
+            metavar="FOLDER|SHAPE",
+            help="New folder for rrl.duckdb and views.sql; or what rollouts are written as: jsonl, "
+            "parquet, hf, verl, trl or sft (lines to learn from), with --output.",
         ),
     ],
     as_of: Annotated[int | None, typer.Option(help="Write what was known at this commit.")] = None,
     query: Annotated[
-        str | None, typer.Option(help="sft: SELECT whose one column, rollout_id, says which.")
+        str | None, typer.Option(help="SELECT whose one column, rollout_id, says which rollouts.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="sft: write to this new JSONL file.")
+        Path | None, typer.Option("--output", "-o", help="Write rollouts to this new path.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Write the history as a DuckDB database, or rollouts as lines to learn from (`export sft`)."""
-    from flows import asking_commands
+    """Write the history as a DuckDB database, or rollouts in a shape that others read."""
+    from flows import asking_commands, export_commands
 
-    if query is None and output is None and str(folder) != "sft":
+    if str(folder) in ("jsonl", "parquet", "hf", "verl", "trl"):
+        export_commands.export_rollouts(str(folder), query, output, as_of, store)
+    elif query is None and output is None and str(folder) != "sft":
         asking_commands.export(folder, as_of, store)
     else:
         asking_commands.export_sft(folder, query, output, as_of, store)
+
+
+@app.command("import")
+def import_(
+    format_: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="verl, trl, verifiers, prime-rl, nemo-gym, nemo-rl, open-instruct, areal, skyrl.",
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(help="A file, or a folder of them.")],
+    name: Annotated[
+        str | None, typer.Option(help="Id of the stream; by its content without it.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Task the prompts belong to.")] = "imported",
+    split: Annotated[Literal["train", "eval"], typer.Option(help="Split they belong to.")] = (
+        "train"
+    ),
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Temperature they were sampled at, if not told.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Base model that the token ids belong to.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Precision the model is trained in.")
+    ] = "float32",
+    follow: Annotated[
+        bool, typer.Option(help="Look for new files and lines until Ctrl-C.")
+    ] = False,
+    every_s: Annotated[float, typer.Option(min=0.01, help="--follow: seconds between.")] = 2.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Import what another framework rolled out; what was imported before is left alone."""
+    from flows import import_commands
+    from flows.importing import ImportRequest
+
+    import_commands.import_(
+        ImportRequest(
+            format_, path, name, task, split, temperature, model, dtype,
+            every_s if follow else None,
+        ),
+        store,
+        as_json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -439,9 +489,9 @@ EXIT_CODES = {
     **dict.fromkeys(
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
-            "DeployError", "ModelNotFoundError", "NewerSchemaError", "PolicyError", "QueryError",
-            "RescoreError", "RowError", "RunError", "StorageError", "StoreNotFoundError",
-            "TaskError", "ValueModelError",
+            "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError",
+            "PolicyError", "QueryError", "RescoreError", "RowError", "RunError", "StorageError",
+            "StoreNotFoundError", "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,
     ),

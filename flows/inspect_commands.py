@@ -10,6 +10,7 @@ from typing import Any
 
 import storage
 from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
+from flows.import_commands import import_command
 from flows.machine import machine
 from flows.rescore_commands import rescore_command
 from flows.streams import is_training
@@ -84,6 +85,8 @@ def runs(store_path: Path, as_json: bool) -> None:
 def _resume_command(opened: dict[str, Any], store_path: Path) -> str:
     if opened["kind"] == "rescore":
         return rescore_command(json.loads(opened["config_json"]), store_path)
+    if opened["kind"] == "import":
+        return import_command(json.loads(opened["config_json"])["asked"], store_path)
     if not is_training(opened):
         return ""
     return shlex.join(["rrl", "train", "--resume", opened["run_id"], "--store", str(store_path)])

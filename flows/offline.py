@@ -48,7 +48,8 @@ REASONS = {
     "other_task": "their prompt belongs to another task",
     "held_out": "their prompt is held out for evaluation",
     "not_whole": "they were given more than the prompt, or sampled for other ends than learning",
-    "greedy": "they were sampled greedily, so no temperature says how likely they were",
+    "greedy": "they were sampled greedily or at an unknown temperature, so none says how likely "
+    "they were",
     "no_tokens": "their token ids are not stored; text is never encoded again",
     "no_logprobs": "there are not as many stored sampler log-probs as token ids",
     "cut_distribution": "top_p or top_k cut the distribution their log-probs are of, so no "

@@ -13,8 +13,6 @@ touches older scores; it adds those that its scorer version lacks, as of the com
 import hashlib
 import json
 import re
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +25,7 @@ import storage
 from flows.judging import HistoryJudge, Judged, ShardPlace, make_judge
 from flows.machine import code_version, package_versions
 from flows.progress import Progress
+from flows.stopping import stop_on_signal
 from flows.translate import Row, failure_row
 from storage import StorageError, Store, StreamWriter
 from storage.slices import Contents, Shard, Slice, Wanted
@@ -198,7 +197,7 @@ def _work(job: _Job) -> RescoreSummary:
             _pin(job, writer)
         closed = writer.last_closed_iteration
         job.num_before = 0 if closed is None else closed + 1
-        with _stop_on_signal(job.progress) as stop:
+        with stop_on_signal(job.progress, "shard") as stop:
             _judge_shards(job, writer, stop.is_set)
     except BaseException as error:
         with suppress(StorageError, OSError):  # the first error is the one to show
@@ -361,25 +360,3 @@ def _advancing(job: _Job) -> Iterator[Callable[[int], None]]:
 
         show(before)
         yield advance
-
-
-@contextmanager
-def _stop_on_signal(progress: Progress) -> Iterator[threading.Event]:
-    """Let the first Ctrl-C or SIGTERM finish the shard at work, and the second one stop at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def on_signal(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        progress.note("stopping after this shard; once more stops at once")
-
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -39,6 +39,16 @@ def event_id(table_name: str, place: Mapping[str, Any]) -> str:
     return _event_id(table, values)
 
 
+def event_ids(table: Table, rows: "pa.Table") -> list[str]:
+    """Return the ids of the events at many places, as `event_id` does, a few times as quick.
+
+    `rows` has the place columns of the table, of the types they are stored with.
+    """
+    places = [(c, rows.column(c.name)) for c in table.columns if c.place]
+    ids = _hashes(_joined(f"[{_text_json(table.name)},{{", places, "}]"), ID_HEX_DIGITS)
+    return [table.prefix + i for i in ids]
+
+
 def find_table(name: str) -> Table:
     """Return the table called `name`, or raise `RowError` naming those that exist."""
     if name not in TABLES:
@@ -53,11 +63,9 @@ def identify(table: Table, rows: "pa.Table") -> tuple[list[str], list[str]]:
     JSON, and the same to the byte.
     """
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
-    places = [(c, columns[c.name]) for c in table.columns if c.place]
     facts = columns.keys() & table.content_columns
     contents = [(c, columns[c.name]) for c in table.columns if c.name in facts]
-    ids = _hashes(_joined(f"[{_text_json(table.name)},{{", places, "}]"), ID_HEX_DIGITS)
-    return [table.prefix + i for i in ids], _hashes(_joined("{", contents, "}"), ID_HEX_DIGITS)
+    return event_ids(table, rows), _hashes(_joined("{", contents, "}"), ID_HEX_DIGITS)
 
 
 def is_storable_text(text: str) -> bool:

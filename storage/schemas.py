@@ -154,7 +154,8 @@ RUNS = Table(
             "kind",
             TEXT,
             "What the stream does: train, rescore (judge history again), refit (value models), "
-            "evaluate (a stored policy) or flow (what went wrong with a schedule).",
+            "evaluate (a stored policy), import (other frameworks' rollouts) or flow (what went "
+            "wrong with a schedule).",
             nullable=True,
             since=3,
             upcast="'train'",
@@ -201,7 +202,8 @@ ROLLOUTS = Table(
             "role",
             TEXT,
             "attempt, continuation (of a state), retry (of a prompt), evaluation, review (of a "
-            "failed attempt), second_attempt, control (an answer to compare with); later imported.",
+            "failed attempt), second_attempt, control (an answer to compare with), imported (from "
+            "another framework), imported_turn (an earlier turn of an imported conversation).",
             place=True,
         ),
         Column("prompt_id", TEXT, "The prompt.", place=True),
@@ -229,9 +231,18 @@ ROLLOUTS = Table(
         Column("top_k", INT, "Tokens kept; 0 keeps all."),
         Column("max_tokens", INT, "Limit on the sampled tokens."),
         Column("seed", LONG, "Seed of this sample, derived from the run's root and its place."),
-        Column("engine", TEXT, "vllm, transformers or fake."),
+        Column(
+            "engine",
+            TEXT,
+            "vllm, transformers, fake, or imported: then -1 or `unknown` stands for what the file "
+            "does not say, and policy_version may be the step.",
+        ),
         Column("sync", TEXT, "How the engine got its weights: lora, merged or shared."),
-        Column("logprob_mode", TEXT, "processed (tempered, full distribution), or none."),
+        Column(
+            "logprob_mode",
+            TEXT,
+            "processed (tempered, full distribution), imported (as the file has them), or none.",
+        ),
         Column("batch_key", TEXT, "Sampler batch it was generated in."),
         Column("generate_s", REAL, "Seconds its sampler batch took.", timing=True),
         Column(
@@ -702,7 +713,7 @@ FAILURES = Table(
         Column(
             "phase",
             TEXT,
-            "generate, score, plan, learn, refit, evaluate, track or flow.",
+            "generate, score, plan, learn, refit, evaluate, track, flow or import.",
             place=True,
         ),
         Column(
@@ -711,6 +722,34 @@ FAILURES = Table(
         Column("attempt", INT, "0, or the number of earlier failures of this subject.", place=True),
         Column("kind", TEXT, "Short name of the failure."),
         Column("message", TEXT, "What was expected, what came, what to do."),
+    ),
+)
+
+IMPORTS = Table(
+    "imports",
+    "im",
+    "observed",
+    "A part of a file of another framework was imported.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("number", INT, "Files of this iteration before this one.", place=True),
+        Column("path", TEXT, "The file, where it was read from."),
+        Column("format", TEXT, "verl, trl, verifiers, prime-rl and so on."),
+        Column("sha256", TEXT, "Hash of the file's bytes up to `position`; of Parquet, of all."),
+        Column("position", LONG, "Where the part ends: bytes of JSON lines, rows of Parquet."),
+        Column("first_line", LONG, "Its first line, from 1."),
+        Column("num_lines", LONG, "Lines it consists of."),
+        Column("num_rollouts", LONG, "Rollouts they became; turns before the last not counted."),
+        Column("num_token_rollouts", LONG, "Those with as many log-probs as token ids."),
+        Column("num_failures", LONG, "Lines that are none, see `failures`."),
+        Column("num_guessed_groups", LONG, "Groups that began here and rest on equal prompts."),
+        Column(
+            "base_digest",
+            TEXT,
+            "Digest of the base model's weights, where the importer was told.",
+            nullable=True,
+        ),
     ),
 )
 
@@ -737,5 +776,6 @@ TABLES: dict[str, Table] = {
         VIEWS_PINNED,
         EVALUATIONS,
         FAILURES,
+        IMPORTS,
     )
 }

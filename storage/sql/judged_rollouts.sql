@@ -4,7 +4,8 @@
 --             the newest reward scorer of the run that sampled it).
 -- Columns:
 --   split, task              of its prompt
---   base_digest              base model of the run that sampled it; NULL for runs without a policy
+--   base_digest              base model of the run that sampled it, or that its importer was told;
+--                            NULL for runs without a policy
 --   num_prompt_ids, num_completion_ids  stored token ids; 0 where there are none (text alone)
 --   num_logprobs             stored sampler log-probs; NULL where there are none
 --   score_id, reward         its newest judgement; score_id is NULL when it was not judged, reward
@@ -72,6 +73,11 @@ bases as (
     select policy.run_id, arg_min(policy.base_digest, policy.policy_version) as base_digest
     from policies($as_of) as policy
     group by policy.run_id
+    union all
+    select part.run_id, any_value(part.base_digest) as base_digest
+    from imports($as_of) as part
+    where part.base_digest is not null
+    group by part.run_id
 ),
 stored as (
     select

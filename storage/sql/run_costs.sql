@@ -1,8 +1,8 @@
 -- Question: what had a run cost by the end of each iteration?
 -- Grain: one row per run and iteration that was begun (has a pin).
 -- Parameters: $as_of, a commit number.
--- Columns, each summed over the iterations up to this one:
---   num_rollouts, num_tokens sampled in training: attempts, replays, reviews, second attempts, controls
+-- Columns: each is summed over the iterations up to this one
+--   num_rollouts, num_tokens sampled in training, whatever for: evaluation is left out
 --   num_attempts             of these rollouts, the fresh attempts
 --   num_learned_tokens       tokens trained on
 --   generate_s, learn_s      seconds in sampler batches, and in optimizer steps

@@ -10,6 +10,7 @@ with sliced as materialized (
         rollouts.prompt_id,
         rollouts.status,
         rollouts.role = 'review' or rollouts.arm = 'no_memory_review' as is_review,
+        rollouts.role,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -29,6 +30,7 @@ found as (
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
             when sliced.is_review then 'a review answers no prompt'
+            when sliced.role = 'imported_turn' then 'their conversations go on'
             when judged.target_id is null and prompt.prompt_id is null
                 then 'its prompt is not in the store'
         end as reason,

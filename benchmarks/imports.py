@@ -1,0 +1,118 @@
+"""Measure how quickly a large file of another framework is imported, and in how much memory.
+
+A file of `--lines` verl lines of about 1 kB, 8 to a prompt, every 1,024 a step, is written, then
+imported by `flows.importing.import_rollouts` into an empty store, in a process of its own. The
+figure is lines a second; at least 20,000 with a million lines passes (exit code 0).
+`cpu_lines_per_s` divides by the processor seconds of all threads instead, which tells the cost also
+where other work runs on the machine. Memory is resident memory when a tenth of the lines and when
+all were read. Then the same file is imported again, which must add nothing.
+
+    python benchmarks/imports.py [--lines 1000000] [--json]
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import base_parser, machine_facts, print_machine, print_table, run_child
+from rich.console import Console
+
+PASS_LINES_PER_S = 20_000
+GROUP, STEP = 8, 1_024
+CHILD_TIMEOUT_S = 3600
+WORDS = "We add the tens first and then the ones, carry what is over, and check the sum again. "
+
+
+def write_lines(path: Path, num_lines: int) -> None:
+    """Write a file as verl does; no two completions are equal."""
+    with path.open("w", encoding="utf-8") as file:
+        for n in range(num_lines):
+            problem = n // GROUP
+            line = {
+                "input": f"system\nYou are a helpful assistant.\nuser\nWhat is {problem} + 17? "
+                'Let\'s think step by step and output the final answer after "####".\nassistant\n',
+                "output": f"Attempt {n}. {WORDS * 8}\n#### {problem + 17 + n % 3}",
+                "gts": str(problem + 17),
+                "score": float(n % 3 == 0),
+                "step": n // STEP,
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def resident_mb() -> float:
+    """Return the resident memory of this process in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Import the file twice, and return what the first time took."""
+    import storage
+    from flows import importing
+    from flows.progress import Progress
+
+    folder = Path(arguments.folder)
+    path = folder / "1.jsonl"
+    write_lines(path, arguments.lines)
+    memory: list[tuple[int, float]] = []
+    count = importing._count
+
+    def count_and_look(job: Any, part: Any, rows: Any) -> None:
+        count(job, part, rows)
+        memory.append((job.counts["lines"], resident_mb()))
+
+    importing._count = count_and_look
+    store = storage.open(folder / "store", create=True)
+    request = importing.ImportRequest("verl", path)
+    with Progress(quiet=True) as progress:
+        started, started_cpu = time.perf_counter(), time.process_time()
+        first = importing.import_rollouts(store, request, progress)
+        elapsed, cpu = time.perf_counter() - started, time.process_time() - started_cpu
+        again = importing.import_rollouts(store, request, progress)
+    tenth = next(mb for lines, mb in memory if lines >= arguments.lines / 10)
+    return {
+        "line_bytes": path.stat().st_size / arguments.lines,
+        "num_rollouts": first.num_rollouts,
+        "num_again": again.num_rollouts,
+        "elapsed_s": elapsed,
+        "lines_per_s": arguments.lines / elapsed,
+        "cpu_lines_per_s": arguments.lines / cpu,
+        "again_s": again.elapsed_s,
+        "mb_at_a_tenth": tenth,
+        "mb_at_the_end": memory[-1][1],
+        "store_mb": sum(p.stat().st_size for p in store.path.rglob("*.parquet")) / 1e6,
+    }
+
+
+def main() -> int:
+    """Measure in a child, print, and return the exit code."""
+    parser = base_parser(__doc__ or "", num_iterations=1)
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    if arguments.out:
+        Path(arguments.out).write_text(json.dumps(measure(arguments)))
+        return 0
+    machine = machine_facts(arguments.threads)
+    found = run_child(
+        __file__, ["--lines", str(arguments.lines)], arguments.threads, CHILD_TIMEOUT_S
+    )
+    is_whole = found["num_rollouts"] == arguments.lines and found["num_again"] == 0
+    is_passed = is_whole and found["lines_per_s"] >= PASS_LINES_PER_S
+    result = {"machine": machine, "pass": is_passed, "num_lines": arguments.lines, **found}
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0 if is_passed else 1
+    console = Console()
+    print_machine(console, machine)
+    print_table(console, f"{arguments.lines:,} lines", ["", ""], list(found.items()))
+    verdict = "pass" if is_passed else "MISSED"
+    console.print(f"{verdict}: {PASS_LINES_PER_S:,} lines a second pass", highlight=False)
+    return 0 if is_passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
