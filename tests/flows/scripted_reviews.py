@@ -10,6 +10,7 @@ import json
 import math
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,7 @@ def scripted_run(store_path: Path, *overrides: str) -> storage.Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wiring, "make_sampler", make_sampler)
         return run_here(store_path, scripted_config(problems, *overrides))
+
+
+if __name__ == "__main__":
+    scripted_run(Path(sys.argv[1]), "review.memory=embedding")
