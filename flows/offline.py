@@ -163,7 +163,7 @@ def why_not(row: Row, config: RunConfig) -> str:
         ("greedy", not row["temperature"] > 0),
         ("no_tokens", not (num_ids and row["num_prompt_ids"])),
         ("no_logprobs", not (has_logprobs or may_lack_them)),
-        ("cut_distribution", is_corrected and (row["top_p"] < 1 or row["top_k"] > 0)),
+        ("cut_distribution", is_corrected and (0 < row["top_p"] < 1 or row["top_k"] > 0)),
         ("no_policy", row["base_digest"] is None),
         (NOT_JUDGED, row["score_id"] is None),
         ("no_reward", row["score_id"] is not None and row["reward"] is None),

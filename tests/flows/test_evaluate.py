@@ -150,7 +150,8 @@ def test_the_command_prints_one_line_per_scorer(store: storage.Store):
     answer = json.loads(shown.stdout)
     assert (answer["stream"], len(answer["evaluations"])) == (STREAM, 1)
     table = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout.splitlines()
-    assert table[1].split()[:2] == ["scorer", "scorer_version"]
+    assert table[1].split()[:3] == ["name", "scorer", "scorer_version"]
+    assert "of them 0.0 of reviews" in table[-1]
     assert "rrl_core.tasks.dense:share_of_digits" in table[3]
 
 

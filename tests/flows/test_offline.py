@@ -232,7 +232,8 @@ def test_only_what_was_sampled_from_the_prompt_alone_is_learned_from(role: str, 
     row = {
         "role": role, "task": config.task.name, "split": "train", "prefix_tokens": 0,
         "temperature": 1.0, "num_prompt_ids": 3, "num_completion_ids": 2, "num_logprobs": 2,
-        "base_digest": "b0", "score_id": "sc1", "reward": 1.0, "p_hat": 0.25,
+        "base_digest": "b0", "score_id": "sc1", "reward": 1.0, "p_hat": 0.25, "top_p": 1.0,
+        "top_k": 0,
     }  # fmt: skip
     is_answer = role in ("attempt", "retry")
     assert why_not(row, config) == ("usable" if is_answer else "not_whole")

@@ -79,7 +79,7 @@ class Replayer:
         self._rule = PickRule(priority, signature_cap(num_groups * group_size))
         self._recent: dict[tuple[int, ...], list[float]] = {}
         self._successes: list[_Success] = []
-        self._pass_at_1: float | None = None
+        self._best_pass_at_1: float | None = None
 
     def pick(self, iteration: int) -> Replayed:
         """Return what this iteration replays, counted from 1."""
@@ -90,7 +90,7 @@ class Replayer:
             num_groups=self._num_groups,
             has_value_model=False,
             is_judged=False,
-            pass_at_1=self._pass_at_1,
+            best_pass_at_1=self._best_pass_at_1,
             num_eligible={UNIT: len(rare)},
         )
         num_picks = plan_replay([UNIT], SHARE, situation).num_groups
@@ -105,7 +105,7 @@ class Replayer:
         self, iteration: int, problems: Problems, attempts: Rollouts, rewards_B: Floats
     ) -> None:
         """Remember an iteration's attempts at these problems."""
-        self._pass_at_1 = float(rewards_B.mean())
+        self._best_pass_at_1 = max(float(rewards_B.mean()), self._best_pass_at_1 or 0.0)
         keys = np.concatenate([problems.class_B[:, None], problems.digits_B5], axis=1).tolist()
         for row, (problem, reward) in enumerate(zip(map(tuple, keys), rewards_B, strict=True)):
             self._recent.setdefault(problem, []).append(float(reward))
