@@ -20,8 +20,9 @@ from flows.planned import old_rows, picks_before_sampling
 from flows.replaying import Pin, decide, value_version
 from flows.retrying import old_rewards, retry_rows
 from flows.reviewed import ReviewedGroup, distillation_rows, read_again, reviewed_groups
+from flows.reviewing import UNREVIEWED_ARM, Source, asked_facts, gated
 from flows.substituting import Past, samples_of
-from flows.translate import Row
+from flows.translate import Row, stored_prompt
 from storage import Store
 
 Reader = partial[list[dict[str, Any]]]
@@ -177,11 +178,44 @@ def _review_differences(
     targets = store.read("distillations", run_id=run_id, iteration=iteration)
     chosen = distillation_rows(config, reviewed)
     yield from _row_differences(iteration, "distillation", targets, chosen, ("rollout_id",))
+    reviews = store.read("reviews", run_id=run_id, iteration=iteration)
+    yield from _asked_differences(store, run_id, config, iteration, reviews)
     derived = read_again(store, run_id, iteration, config.review.format)
     known = {row["rollout_id"] for row in derived}
-    stored = store.read("reviews", run_id=run_id, iteration=iteration)
-    stored = [row for row in stored if row["rollout_id"] in known]
+    stored = [row for row in reviews if row["rollout_id"] in known]
     yield from _row_differences(iteration, "review", stored, derived, ("rollout_id",))
+
+
+def _asked_differences(
+    store: Store, run_id: str, config: RunConfig, iteration: int, reviews: Sequence[Row]
+) -> Iterator[Difference]:
+    """Choose again which attempts are reviewed, with what memory, and which control they get."""
+    [pin] = store.read("views_pinned", run_id=run_id, iteration=iteration)
+    rows = store.read("prompts", run_id=run_id)
+    prompts = {row["prompt_id"]: stored_prompt(row) for row in rows}
+    chosen = gated(Source(store, run_id, config, _judge(pin), prompts), iteration)
+    of_attempt = {one.attempt["event_id"]: one for one in chosen}
+    rollouts = store.read("rollouts", run_id=run_id, iteration=iteration)
+    asked = {r["parent_id"] for r in rollouts if r["role"] == "review"}
+    for attempt_id in sorted(asked ^ of_attempt.keys()):
+        told = ("reviewed", "not reviewed")
+        is_asked = attempt_id in asked
+        yield Difference(iteration, "gate", attempt_id, told[not is_asked], told[is_asked])
+    role = {r["event_id"]: r["role"] for r in rollouts}
+    treated = [r for r in reviews if role[r["rollout_id"]] == "review"]
+    derived = [
+        {"rollout_id": row["rollout_id"]} | asked_facts(of_attempt[row["attempt_id"]])
+        for row in treated
+        if row["attempt_id"] in of_attempt
+    ]
+    yield from _row_differences(iteration, "review", treated, derived, ("rollout_id",))
+    arms = {one.prompt.prompt_id: one.arm for one in chosen}
+    for rollout in rollouts:
+        if rollout["role"] == "control" and rollout["arm"] != UNREVIEWED_ARM:
+            arm = arms.get(rollout["prompt_id"])
+            if arm != rollout["arm"]:
+                where = rollout["event_id"]
+                yield Difference(iteration, "control", where, rollout["arm"], str(arm))
 
 
 def _learned_differences(

@@ -101,7 +101,10 @@ def replay_rows(
     ]
     weight = config.review.attempt_coef
     if weight != 1:
-        samples = [(key, row | {"weight": weight}) for key, row in samples]
+        samples = [
+            (key, row | {"weight": weight} if row["unit"] == "fresh" else row)
+            for key, row in samples
+        ]
     samples += review_samples(config, iteration, reviewed)
     seed = derive_seed(config.run.seed, "steps", iteration)
     steps = plan_steps(

@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A part of the configuration: immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -221,7 +221,6 @@ class ReviewSection(Section):
         description="Prompts that are reviewed: where some attempt failed, or where all did; "
         "off: none.",
     )
-    threshold: float = Field(1.0, description="Reward from which an attempt succeeds.")
     reviews: PositiveInt = Field(3, description="Reviews of a failed attempt (R), each tried.")
     max_tokens: PositiveInt = Field(48, description="Most tokens a review may have.")
     format: str = Field("v1", description="Version of the texts that ask for a review.")

@@ -46,3 +46,8 @@ def evaluate(
             f"{cost.mode}: {cost.num_sampled_tokens / number:.1f} tokens an answer, of them "
             f"{cost.num_review_tokens / number:.1f} of reviews; {cost.seconds / number:.2f} s"
         )
+        if cost.num_standing:
+            print_result(
+                f"{cost.num_standing} of {cost.num_answers} first answers stand: reviewing them "
+                "did not fit `sampler.context_tokens`"
+            )

@@ -4,7 +4,9 @@ A fork shares its parent's events up to the iteration it was forked at, as they 
 forked; nothing is copied.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from storage import Store
@@ -44,13 +46,22 @@ class Lineage:
 
     def read(self, store: Store, table: str, as_of: int | None = None) -> list[dict[str, Any]]:
         """Return the rows of a table with an iteration, of all of the history, oldest first."""
+        return self._gathered(partial(store.read, table), as_of)
+
+    def view(self, store: Store, name: str, as_of: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a view with an iteration, of all of the history, oldest first."""
+        return self._gathered(partial(store.view, name), as_of)
+
+    def _gathered(
+        self, rows_of: Callable[..., list[dict[str, Any]]], as_of: int | None
+    ) -> list[dict[str, Any]]:
         rows = []
         for number, stretch in enumerate(reversed(self.stretches)):
             last = stretch.last_iteration
             first = 0 if number == 0 else (self.stretches[-number].last_iteration or 0) + 1
             rows += [
                 row
-                for row in store.read(table, run_id=stretch.run_id, as_of=stretch.until(as_of))
+                for row in rows_of(run_id=stretch.run_id, as_of=stretch.until(as_of))
                 if first <= row["iteration"] and (last is None or row["iteration"] <= last)
             ]
         return rows

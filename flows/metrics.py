@@ -163,9 +163,23 @@ def _review(store: Store, run_id: str, iteration: int) -> Metrics:
     for row in store.view("review_history", run_id=run_id, iteration=iteration):
         for name, column in _REVIEW.items():
             yield name, row[column]
+        targets = store.read("distillations", run_id=run_id, iteration=iteration)
+        yield "distill/count", len(targets)
+        yield "distill/token_share", distilled_share(store, run_id, iteration)
         for lift in store.view("review_lifts", run_id=run_id):
             if lift["leak"] == "all" and lift["arm"] in _LIFT:
                 yield _LIFT[lift["arm"]], lift["lift"]
+
+
+def distilled_share(store: Reader, run_id: str, iteration: int) -> float | None:
+    """Return the share of the tokens trained on that are distilled; None where nothing was."""
+    read = partial(store.read, run_id=run_id, iteration=iteration)
+    units = {(row["step"], row["rollout_id"]): row["unit"] for row in read("replays")}
+    tokens: Counter[bool] = Counter()
+    for row in read("learned_samples"):
+        is_distilled = units.get((row["step"], row["rollout_id"])) == "distill"
+        tokens[is_distilled] += row["num_loss_tokens"]
+    return tokens[True] / tokens.total() if tokens.total() else None
 
 
 def _by_source(replays: Sequence[Row], learned: Sequence[Row]) -> Metrics:

@@ -1,7 +1,9 @@
 """Review at test time: each held-out answer is reviewed by the policy itself, and given again.
 
 Nobody knows then whether an answer is right, so the review is asked for without a verdict and
-without feedback, of every answer. What is direct and what took a review is counted apart.
+without feedback, of every answer. Where a review or a second attempt does not fit the context, the
+first answer stands: both modes are judged over the same prompts. What is direct and what took a
+review is counted apart.
 """
 
 from collections.abc import Sequence
@@ -25,12 +27,16 @@ ROLES = {"direct": ("evaluation",), "reflect": ("evaluation", "review", "second_
 
 @dataclass(frozen=True)
 class Cost:
-    """What the answers of a mode took: tokens sampled, of them reviews, and seconds in batches."""
+    """What the answers of a mode took: tokens sampled, of them reviews, and seconds in batches.
+
+    `num_standing` first answers stand, since reviewing them did not fit the context.
+    """
 
     mode: Mode
     num_answers: int
     num_sampled_tokens: int
     num_review_tokens: int
+    num_standing: int
     seconds: float
 
 
@@ -51,7 +57,7 @@ def evaluated(session: Session, version: int, name: str, mode: Mode) -> list[Row
         tokens = cost.num_sampled_tokens / max(1, cost.num_answers)
         rows += [
             row | {"name": name + SUFFIX, "mean_completion_tokens": tokens}
-            for row in evaluation_rows(_of(rollouts, "second_attempt"), scores)
+            for row in evaluation_rows(_last_answers(rollouts), scores)
         ]
     key = f"i{version:06d}-evaluation"
     return session.writer.append({"evaluations": rows}, batch_key=key).rows["evaluations"]
@@ -89,13 +95,21 @@ def mode_cost(store: Store, stream: str, version: int, mode: Mode) -> Cost:
     rollouts = store.read("rollouts", run_id=stream, iteration=version)
     used = [row for row in rollouts if row["role"] in ROLES[mode] and row["status"] == "ok"]
     batches = {row["batch_key"]: row["generate_s"] for row in used}
+    answers = _last_answers(used)
     return Cost(
         mode,
-        len(_of(used, ROLES[mode][-1])),
+        len(answers),
         sum(row["num_completion_tokens"] for row in used),
         sum(row["num_completion_tokens"] for row in _of(used, "review")),
+        len(_of(answers, "evaluation")) if mode == "reflect" else 0,
         sum(batches.values()),
     )
+
+
+def _last_answers(rollouts: Sequence[Row]) -> list[Row]:
+    """Return the second attempt at each prompt, the first where there is none."""
+    answers = {row["prompt_id"]: row for row in _of(rollouts, "evaluation")}
+    return [*(answers | {r["prompt_id"]: r for r in _of(rollouts, "second_attempt")}).values()]
 
 
 def _rollouts(session: Session, iteration: int, role: str) -> list[Row]:

@@ -4,8 +4,8 @@ The reviews of one attempt and the second attempts they led to are one group (SR
 2607.05541): a review is worth what its second attempt earned, compared with the others'. A
 successful second attempt is distilled: it becomes a target for the prompt alone.
 
-Our choice: whether a prompt is solved already, so that nothing is distilled for it, is told by the
-iteration's own attempts at it, the newest there are.
+Our choice: whether a prompt is solved already, so that nothing is distilled for it, is told by its
+last 16 attempts, those of the iteration itself included: they are the newest there are.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,17 @@ from functools import partial
 
 import storage
 from flows.config import RunConfig
+from flows.lineage import lineage_of
 from flows.translate import Row, stored_prompt
-from rrl_core.replay.outcomes import is_success
+from rrl_core.replay.outcomes import SUCCESS, is_success
 from rrl_core.review.credit import is_distilled, review_advantages
 from rrl_core.review.formats import ReviewFormat, load_format, parse_review
 from rrl_core.review.leak import leak_stratum
 from rrl_core.tasks.protocol import Messages, Prompt
 from rrl_core.value.counts import success_rate
 from storage import Store
+
+RECENT = 16  # attempts that tell how often a prompt is solved
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def reviewed_groups(
         second = seconds.get(rollout["event_id"])
         if rollout["role"] == "review" and second is not None and second["event_id"] in scores:
             of_attempt.setdefault(rollout["parent_id"], []).append((rollout, second))
-    rates = _success_rates(list(rollouts.values()), scores)
+    rates = _success_rates(store, run_id, iteration, list(rollouts.values()), scores)
     groups = []
     for attempt_id, pairs in of_attempt.items():
         found = [scores[second["event_id"]] for _, second in pairs]
@@ -78,8 +81,8 @@ def reviewed_groups(
 
 
 def problem_of(messages: Messages) -> str:
-    """Return what a prompt asks: the text of its last message."""
-    return str(messages[-1]["content"])
+    """Return what a prompt asks: all that the user says in it."""
+    return "\n".join(m["content"] for m in messages if m["role"] == "user")
 
 
 def review_facts(texts: ReviewFormat, prompt: Prompt, attempt: Row, review: Row) -> Row:
@@ -119,14 +122,38 @@ def read_again(store: Store, run_id: str, iteration: int, format_name: str) -> l
     ]
 
 
-def _success_rates(rollouts: Sequence[Row], scores: dict[str, Row]) -> dict[str, float]:
-    """Return the success rate of each prompt attempted, with two more tries."""
-    outcomes: dict[str, list[bool]] = {}
+def _success_rates(
+    store: Store,
+    run_id: str,
+    iteration: int,
+    rollouts: Sequence[Row],
+    scores: dict[str, Row],
+) -> dict[str, float]:
+    """Return the success rate of each reviewed prompt, over its last attempts up to now."""
+    tries: dict[str, list[tuple[int, int]]] = {}  # of each prompt: (ok, tried), newest first
+    own: dict[str, list[bool]] = {}
     for rollout in rollouts:
-        score = scores.get(rollout["event_id"])
-        if rollout["role"] == "attempt" and score is not None:
-            outcomes.setdefault(rollout["prompt_id"], []).append(is_success(score["value"]))
-    return {prompt: float(success_rate(sum(ok), len(ok))) for prompt, ok in outcomes.items()}
+        if rollout["role"] == "attempt" and rollout["event_id"] in scores:
+            ok = is_success(scores[rollout["event_id"]]["value"])
+            own.setdefault(rollout["prompt_id"], []).append(ok)
+    for prompt_id, outcomes in own.items():
+        tries[prompt_id] = [(sum(outcomes), len(outcomes))]
+    [pin] = store.read("views_pinned", run_id=run_id, iteration=iteration)
+    history = lineage_of(store, run_id).view(store, "prompt_history", pin["as_of"])
+    for row in reversed(history):
+        if row["prompt_id"] in tries:
+            tries[row["prompt_id"]].append((row["num_ok"], row["num_scored"]))
+    return {prompt_id: _rate(counts) for prompt_id, counts in tries.items()}
+
+
+def _rate(counts: Sequence[tuple[int, int]]) -> float:
+    """Return the smoothed rate over the newest iterations that hold `RECENT` attempts."""
+    num_ok = num_tried = 0
+    for ok, tried in counts:
+        if num_tried >= RECENT:
+            break
+        num_ok, num_tried = num_ok + ok, num_tried + tried
+    return float(success_rate(num_ok, num_tried))
 
 
 def distillation_rows(config: RunConfig, groups: Sequence[ReviewedGroup]) -> list[Row]:
@@ -143,7 +170,7 @@ def distillation_rows(config: RunConfig, groups: Sequence[ReviewedGroup]) -> lis
         }
         for group in groups
         for tried in group.tried
-        if is_distilled(tried.score["value"], config.review.threshold, group.p_hat)
+        if is_distilled(tried.score["value"], SUCCESS, group.p_hat)
     ]
 
 

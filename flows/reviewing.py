@@ -10,19 +10,21 @@ resumed run asks for the same rollouts.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
+import pyarrow.compute as pc
 
-from flows.config import ReviewSection
+from flows.config import ReviewSection, RunConfig
 from flows.generation import Group
+from flows.lineage import lineage_of
 from flows.reviewed import problem_of, review_facts
 from flows.translate import Row, stored_messages
 from flows.wiring import Session
-from rrl_core.review.arms import choose_arm
+from rrl_core.replay.outcomes import SUCCESS
+from rrl_core.review.arms import ARMS, choose_arm
 from rrl_core.review.formats import ReviewFormat, load_format
 from rrl_core.review.gate import gated_attempts
 from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, Retrieved, retrieve
@@ -63,23 +65,39 @@ class Gated:
         return [entry.text for entry, _ in self.shown]
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where it is told what failed: a run in the log, the scorer that judges, the prompts."""
+
+    store: Store
+    run_id: str
+    config: RunConfig
+    judge: tuple[str, str]
+    prompts: Mapping[str, Prompt]
+
+
 def gated_of(session: Session, iteration: int) -> list[Gated]:
     """Return the prompts of an iteration whose failed attempt is reviewed, in the order sampled."""
     if iteration not in session.gated:
-        session.gated = {iteration: _gated(session, iteration)}
+        scorer = session.reward_scorer
+        prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
+        source = Source(
+            session.store, session.run_id, session.config, (scorer.name, scorer.version), prompts
+        )
+        session.gated = {iteration: gated(source, iteration)}
     return session.gated[iteration]
 
 
-def _gated(session: Session, iteration: int) -> list[Gated]:
-    config = session.config.review
+def gated(source: Source, iteration: int) -> list[Gated]:
+    """Return what an iteration reviews: a function of the log, and of the seed."""
+    config, store, run_id = source.config.review, source.store, source.run_id
     assert config.gate is not None
-    read = partial(session.store.read, run_id=session.run_id, iteration=iteration)
+    read = partial(store.read, run_id=run_id, iteration=iteration)
     attempts = [r for r in read("rollouts") if r["role"] == "attempt" and r["status"] == "ok"]
-    judge = (session.reward_scorer.name, session.reward_scorer.version)
     scores = {
         row["target_id"]: row
         for row in read("scores")
-        if (row["scorer"], row["scorer_version"]) == judge
+        if (row["scorer"], row["scorer_version"]) == source.judge
     }
     values = [scores[a["event_id"]]["value"] if a["event_id"] in scores else None for a in attempts]
     chosen = gated_attempts(
@@ -87,15 +105,14 @@ def _gated(session: Session, iteration: int) -> list[Gated]:
         [a["group_id"] for a in attempts],
         [a["sample_index"] for a in attempts],
         config.gate,
-        config.threshold,
+        SUCCESS,
     )
-    prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
     failed = [attempts[i] for i in chosen]
-    asked = [prompts[a["prompt_id"]] for a in failed]
+    asked = [source.prompts[a["prompt_id"]] for a in failed]
     [pin] = read("views_pinned")
-    memory = read_memory(session.store, session.run_id, config, pin["as_of"])
+    memory = read_memory(store, run_id, config, pin["as_of"])
     shown = _retrieved(config, memory, asked)
-    arms = _arms(session, iteration, pin["as_of"], asked, shown)
+    arms = _arms(source, iteration, pin["as_of"], asked, shown)
     return [
         Gated(
             prompt,
@@ -131,11 +148,13 @@ def read_memory(store: Store, run_id: str, config: ReviewSection, as_of: int) ->
 
 
 def _vectors(store: Store, as_of: int) -> dict[str, Any]:
-    return {
-        row["target_id"]: np.asarray(row["vector"], dtype=np.float32)
-        for row in store.read("embeddings", as_of=as_of)
-        if row["model"] == EMBEDDING_MODEL
-    }
+    """Return the stored vectors by prompt id, as arrays: lists of them would take seconds."""
+    vectors: dict[str, Any] = {}
+    for batch in store.batches("embeddings", as_of=as_of):
+        made = batch.filter(pc.equal(batch["model"], EMBEDDING_MODEL))
+        flat = made["vector"].flatten().to_numpy().reshape(len(made), -1)
+        vectors.update(zip(made["target_id"].to_pylist(), flat, strict=True))
+    return vectors
 
 
 def _retrieved(
@@ -151,27 +170,26 @@ def _retrieved(
 
 
 def _arms(
-    session: Session,
+    source: Source,
     iteration: int,
     as_of: int,
     asked: Sequence[Prompt],
     shown: Sequence[Sequence[Retrieved]],
 ) -> list[str | None]:
     """Return the control arm of each gated prompt: None for most."""
-    if not session.config.review.controls:
+    if not source.config.review.controls:
         return [None] * len(asked)
     counts: Counter[str] = Counter()
-    for stretch in session.lineage.stretches:  # a fork goes on counting where its parent was
+    for stretch in lineage_of(source.store, source.run_id).stretches:  # a fork goes on counting
         until = stretch.until(as_of)
-        for row in session.store.view("sampled_budget", run_id=stretch.run_id, as_of=until):
-            if row["role"] == "control":
+        for row in source.store.view("sampled_budget", run_id=stretch.run_id, as_of=until):
+            if row["role"] == "control" and row["arm"] != UNREVIEWED_ARM:
                 counts[row["arm"]] += row["num_rollouts"]
     arms = []
     for prompt, found in zip(asked, shown, strict=True):
-        seed = derive_seed(session.config.run.seed, "arm", iteration, prompt.prompt_id)
-        arm = choose_arm(counts, seed, bool(found))
-        if arm == "random_review" and len(asked) < 2:
-            arm = None  # there is no review of another prompt to give
+        seed = derive_seed(source.config.run.seed, "arm", iteration, prompt.prompt_id)
+        missing = {"no_memory": not found, "random_review": len(asked) < 2}
+        arm = choose_arm(counts, seed, [name for name in ARMS if not missing.get(name)])
         if arm is not None:
             counts[arm] += 1
         arms.append(arm)
@@ -227,10 +245,15 @@ def _is_review(rollout: Row) -> bool:
 
 
 def _review_row(session: Session, texts: ReviewFormat, one: Gated, rollout: Row) -> Row:
-    shown = one.shown if rollout["role"] == "review" else []
+    place = {"iteration": rollout["iteration"], "rollout_id": rollout["event_id"]}
+    asked = asked_facts(one, rollout["role"] == "review")
+    return place | asked | review_facts(texts, one.prompt, one.attempt, rollout)
+
+
+def asked_facts(one: Gated, has_memory: bool = True) -> Row:
+    """Return what a review was asked with: columns of `reviews`."""
+    shown = one.shown if has_memory else []
     return {
-        "iteration": rollout["iteration"],
-        "rollout_id": rollout["event_id"],
         "attempt_id": one.attempt["event_id"],
         "prompt_id": one.prompt.prompt_id,
         "feedback": one.feedback,
@@ -238,7 +261,7 @@ def _review_row(session: Session, texts: ReviewFormat, one: Gated, rollout: Row)
             [{"review_id": e.review_id, "similarity": round(s, 6)} for e, s in shown]
         ),
         "memory_tokens": sum(entry.num_tokens for entry, _ in shown),
-    } | review_facts(texts, one.prompt, one.attempt, rollout)
+    }
 
 
 def second_groups(session: Session, iteration: int) -> list[Group]:

@@ -22,6 +22,7 @@ from flows.generation import (
     second_phase,
     training_phase,
 )
+from flows.metrics import distilled_share
 from flows.planned import TRAINED_ROLES, planned_steps
 from flows.retrying import compare_with_old
 from flows.reviewed import distillation_rows, reviewed_groups
@@ -38,6 +39,7 @@ SCORED: dict[str, tuple[tuple[str, ...], Split]] = {  # by phase: roles, and spl
     "evaluation": (("evaluation",), "eval"),
     "reflection": (("second_attempt",), "eval"),
 }
+MUCH_DISTILLED = 0.3  # of the tokens trained on
 MANY_SEGMENTS = 128  # small ones of a run: from here on reading them costs more than merging them
 
 
@@ -115,6 +117,7 @@ def review(run_id: str, iteration: int) -> int:
     chosen = reviewing.gated_of(session, iteration)
     phase = review_phase(session, iteration, reviewing.review_groups(session, chosen))
     num_new = _sampled(session, phase)
+    _note_refused(session, iteration, phase)
     if not session.should_stop:
         rows = reviewing.review_rows(session, iteration, chosen)
         session.writer.append(rows, batch_key=f"i{iteration:06d}-reviews")
@@ -124,8 +127,10 @@ def review(run_id: str, iteration: int) -> int:
 def try_again(run_id: str, iteration: int) -> int:
     """Sample a second attempt after every review, and control answers; return the new sequences."""
     session = session_of(run_id)
-    groups = reviewing.second_groups(session, iteration)
-    return _sampled(session, second_phase(session, iteration, groups))
+    phase = second_phase(session, iteration, reviewing.second_groups(session, iteration))
+    num_new = _sampled(session, phase)
+    _note_refused(session, iteration, phase)
+    return num_new
 
 
 def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
@@ -200,6 +205,7 @@ def learn(run_id: str, iteration: int) -> int:
             learned.extend(learned_rows(iteration, step, result.samples))
             advance(1)
     _publish(session, iteration, iteration, {"updates": updates, "learned_samples": learned})
+    _note_distilled(session, iteration)
     session.sampler.wake()
     session.sampler.load_policy(session.policy, iteration)
     return iteration
@@ -292,6 +298,30 @@ def _sampled(session: Session, phase: Phase) -> int:
     num_new = generate_phase(session, phase)
     session.progress.sampled(num_new, time.monotonic() - started)
     return num_new
+
+
+def _note_distilled(session: Session, iteration: int) -> None:
+    """Warn where much of what was learned from is distilled."""
+    share = distilled_share(session.store, session.run_id, iteration)
+    if share is not None and share > MUCH_DISTILLED:
+        session.progress.note(
+            f"iteration {iteration}: {share:.0%} of the tokens trained on are distilled; above "
+            f"{MUCH_DISTILLED:.0%} the policy mostly imitates itself: lower `review.distill_coef`, "
+            "or sample more attempts"
+        )
+
+
+def _note_refused(session: Session, iteration: int, phase: Phase) -> None:
+    """Say how many of a phase's rollouts the sampler could not serve."""
+    roles = {group.role for group in phase.groups}
+    rows = session.store.read("rollouts", run_id=session.run_id, iteration=iteration)
+    asked = [row for row in rows if row["role"] in roles]
+    num_refused = sum(row["status"] != "ok" for row in asked)
+    if num_refused:
+        session.progress.note(
+            f"iteration {iteration}: {num_refused} of {len(asked)} rollouts of phase {phase.name} "
+            "did not fit `sampler.context_tokens`: raise it, or lower `review.memory_tokens`"
+        )
 
 
 def _rollouts(session: Session, iteration: int, roles: tuple[str, ...]) -> list[Row]:

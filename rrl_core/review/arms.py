@@ -12,7 +12,7 @@ Our choice throughout (the paper has no controls):
 among those with the fewest answers. Controls are recorded, never learned from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -21,23 +21,24 @@ ENOUGH = 100
 SHARE, LATER_SHARE = 0.20, 0.05
 
 
-def choose_arm(counts: Mapping[str, int], seed: int, has_memory: bool) -> str | None:
+def choose_arm(counts: Mapping[str, int], seed: int, usable: Collection[str]) -> str | None:
     """Return the arm that a gated prompt gets; None for most prompts.
 
     Args:
         counts: answers of each arm so far; 0 for an arm that is not named.
         seed: of this prompt's draw, 0 or more: the same seed and counts give the same arm.
-        has_memory: whether the prompt's reviews were shown memory.
+        usable: arms that the prompt can get; none gives None.
 
     Raises:
-        ValueError: `counts` names an arm that there is not.
+        ValueError: an arm is named that there is not.
     """
-    if unknown := sorted(set(counts) - set(ARMS)):
-        raise ValueError(f"expected counts of {ARMS}; came {unknown}")
-    usable = [arm for arm in ARMS if has_memory or arm != "no_memory"]
+    if unknown := sorted({*counts, *usable} - set(ARMS)):
+        raise ValueError(f"expected arms of {ARMS}; came {unknown}")
+    if not usable:
+        return None
     fewest = min(counts.get(arm, 0) for arm in usable)
     draw = np.random.default_rng(seed)
     if draw.random() >= (SHARE if fewest < ENOUGH else LATER_SHARE):
         return None
-    rarest = [arm for arm in usable if counts.get(arm, 0) == fewest]
+    rarest = [arm for arm in ARMS if arm in usable and counts.get(arm, 0) == fewest]
     return rarest[draw.integers(len(rarest))]

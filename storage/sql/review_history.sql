@@ -17,7 +17,8 @@
 --   num_distilled            second attempts planned as targets
 --   internalised_rate        successes among the attempts, with a reward, at prompts that an earlier
 --                            iteration of the run's `lineage` distilled
---   memory_size              verified reviews of earlier iterations of the run's lineage
+--   memory_size              verified reviews of earlier iterations of the run's lineage; of other
+--                            runs none, whatever its reviews may be shown
 with reward as (
     select
         scorers.run_id,

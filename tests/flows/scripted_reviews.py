@@ -11,6 +11,8 @@ import math
 import random
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from flows.config import RunConfig, override_config, parse_config
 from rrl_core.policy.model import Policy
 from rrl_core.sampling.fake import FakeSampler
 from rrl_core.sampling.protocol import SampleRequest, SamplingParams
-from tests.flows.conftest import run_here
+from tests.flows.conftest import RUN_ID, run_here
 
 CLASSES = "abcd"
 WRONG = "x"
@@ -100,7 +102,7 @@ def scripted_config(problems: Path, *overrides: str) -> RunConfig:
         },
         "learner": {"learning_rate": 2e-2, "correction": "none"},
         "review": {  # distillation alone can teach first attempts
-            "gate": "sample", "max_tokens": 128, "controls": False,
+            "gate": "sample", "max_tokens": 128,
             "review_coef": 0.0, "second_coef": 0.0,
         },
         "evaluation": {"every": 5, "prompts": 30, "temperature": 0.0},
@@ -109,17 +111,24 @@ def scripted_config(problems: Path, *overrides: str) -> RunConfig:
     return override_config(parse_config(config, "scripted"), overrides)
 
 
-def scripted_run(store_path: Path, *overrides: str) -> storage.Store:
-    """Train the scripted policy; return the store."""
-    store_path.parent.mkdir(parents=True, exist_ok=True)
-    problems = write_problems(store_path.parent / "problems.jsonl")
+@contextmanager
+def scripted_sampler() -> Iterator[None]:
+    """Let every run sample from the scripted policy."""
 
     def make_sampler(name: str, policy: Policy, settings: object) -> FakeSampler:
         return FakeSampler(policy, 1024, ScriptedPolicy(policy))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wiring, "make_sampler", make_sampler)
-        return run_here(store_path, scripted_config(problems, *overrides))
+        yield
+
+
+def scripted_run(store_path: Path, *overrides: str, run_id: str = RUN_ID) -> storage.Store:
+    """Train the scripted policy; return the store."""
+    store_path.parent.mkdir(parents=True, exist_ok=True)
+    problems = write_problems(store_path.parent / "problems.jsonl")
+    with scripted_sampler():
+        return run_here(store_path, scripted_config(problems, *overrides), run_id)
 
 
 if __name__ == "__main__":

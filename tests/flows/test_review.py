@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from flows.reflecting import mode_cost
 from flows.stepping import retake
 from flows.summary import run_summary
 from flows.train import train
-from flows.wiring import session_of
+from flows.wiring import session_of, stored_config
+from rrl_core.review import arms
 from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
-from tests.flows.scripted_reviews import scripted_run
+from tests.flows.scripted_reviews import scripted_run, scripted_sampler
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
@@ -190,18 +192,6 @@ def test_settings_that_contradict_reviews_are_refused(overrides: list[str], mess
         review_config(*overrides)
 
 
-def test_memory_is_shown_from_earlier_iterations_and_never_of_the_same_problem(tmp_path: Path):
-    store = scripted_run(tmp_path / "store", "review.memory=recency")
-    reviews = {row["rollout_id"]: row for row in read(store, "reviews")}
-    shown = [(row, m) for row in reviews.values() for m in json.loads(row["memory_json"])]
-    assert shown
-    for row, entry in shown:
-        source = reviews[entry["review_id"]]
-        assert source["iteration"] < row["iteration"]
-        assert source["prompt_id"] != row["prompt_id"]
-        assert source["status"] == "ok"
-
-
 def test_a_resumed_run_reviews_the_same(tmp_path: Path, reviewed: storage.Store):
     store = storage.open(tmp_path / "store", create=True)
     real, calls = tasks.try_again, []
@@ -228,19 +218,69 @@ def copied(tmp_path_factory: pytest.TempPathFactory, reviewed: storage.Store) ->
     return storage.open(path)
 
 
-def test_an_unchanged_fork_reviews_and_learns_what_its_parent_did(copied: storage.Store):
-    request = TrainRequest(None, (), None, "fork", "none", False, f"{RUN_ID}@3")
-    train_command(request, copied.path, True)
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[storage.Store]:
+    """A run of the scripted policy in which every prompt gets a control, forked at iteration 2."""
+    path = tmp_path_factory.mktemp("scripted") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arms, "SHARE", 1.0)
+        store = scripted_run(path, "tracking.keep_optimizer=all")
+        request = TrainRequest(None, (), None, "fork", "none", False, f"{RUN_ID}@2")
+        with scripted_sampler():
+            train_command(request, path, True)
+        yield store
 
-    def learned(run_id: str) -> list[tuple[str, ...]]:
-        rows = copied.read("policies", run_id=run_id)
-        digests = [row["adapter_digest"] for row in rows if row["policy_version"] >= 3]
-        reviews = copied.read("reviews", run_id=run_id)
-        kept = ("prompt_id", "review", "status", "memory_tokens")
-        told = [tuple(r[k] for k in kept) for r in reviews if r["iteration"] > 3]
-        return [tuple(digests), *told]
 
-    assert learned("fork") == learned(RUN_ID)
+def test_every_arm_gets_its_answers(scripted: storage.Store):
+    controls = [r for r in read(scripted, "rollouts") if r["role"] == "control"]
+    assert {r["arm"] for r in controls} == {*arms.ARMS, "no_memory_review"}
+    assert all(row["kind"] == "reward" for row in read(scripted, "scores"))
+
+
+def test_an_unchanged_fork_reviews_and_learns_what_its_parent_did(scripted: storage.Store):
+    def told(run_id: str) -> list[tuple[Any, ...]]:
+        rows = scripted.read("policies", run_id=run_id)
+        digests = [row["adapter_digest"] for row in rows if row["policy_version"] >= 2]
+        rollouts = scripted.read("rollouts", run_id=run_id)
+        kept = ("role", "arm", "prompt_id", "seed", "completion")
+        asked = [tuple(r[k] for k in kept) for r in rollouts if r["iteration"] > 2]
+        shown = [r["memory_tokens"] for r in scripted.read("reviews", run_id=run_id)][-30:]
+        assert any(shown)
+        return [tuple(digests), tuple(shown), *asked]
+
+    assert told("fork") == told(RUN_ID)
+
+
+def test_the_audit_asks_again_what_was_reviewed_shown_and_compared(scripted: storage.Store):
+    for run_id in (RUN_ID, "fork"):
+        config = stored_config(scripted, run_id)
+        audited = list(audit(scripted, run_id, config))
+        assert [str(d) for a in audited for d in a.differences] == []
+        assert len(audited) > 2
+
+
+def test_memory_is_shown_from_earlier_iterations_and_never_of_the_same_problem(
+    scripted: storage.Store,
+):
+    reviews = {row["rollout_id"]: row for row in read(scripted, "reviews")}
+    shown = [(row, m) for row in reviews.values() for m in json.loads(row["memory_json"])]
+    assert shown
+    for row, entry in shown:
+        source = reviews[entry["review_id"]]
+        assert source["iteration"] < row["iteration"]
+        assert source["prompt_id"] != row["prompt_id"]
+        assert source["status"] == "ok"
+
+
+def test_reviews_of_another_run_are_shown_where_the_whole_store_is_asked(tmp_path: Path):
+    path = tmp_path / "store"
+    scripted_run(path, "run.iterations=2", "evaluation.every=off")
+    config = ("run.iterations=1", "evaluation.every=off", "review.memory_runs=store")
+    store = scripted_run(path, *config, run_id="second")
+    shown = [row for row in store.read("reviews", run_id="second") if row["memory_tokens"]]
+    assert shown
+    others = {row["review_id"] for row in store.view("memory", arguments={"run": RUN_ID})}
+    assert {m["review_id"] for row in shown for m in json.loads(row["memory_json"])} <= others
 
 
 def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(copied: storage.Store):
