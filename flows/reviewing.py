@@ -152,8 +152,9 @@ def _vectors(store: Store, as_of: int) -> dict[str, Any]:
     vectors: dict[str, Any] = {}
     for batch in store.batches("embeddings", as_of=as_of):
         made = batch.filter(pc.equal(batch["model"], EMBEDDING_MODEL))
-        flat = made["vector"].flatten().to_numpy().reshape(len(made), -1)
-        vectors.update(zip(made["target_id"].to_pylist(), flat, strict=True))
+        if len(made):
+            vectors_ND = made["vector"].flatten().to_numpy().reshape(len(made), -1)
+            vectors.update(zip(made["target_id"].to_pylist(), vectors_ND, strict=True))
     return vectors
 
 
