@@ -11,7 +11,7 @@ with recursive forks as (
         arg_min(event.parent_as_of, event.run_epoch) as parent_as_of
     from runs($as_of) as event
     group by event.run_id
-    having coalesce(arg_min(event.kind, event.run_epoch), 'train') = 'train'
+    having coalesce(arg_min(event.kind, event.run_epoch), 'train') in ('train', 'recorded')
 ),
 ancestry as (
     select
