@@ -27,7 +27,6 @@ from flows.replaying import (
     NO_MODEL,
     VIEW,
     Buffer,
-    candidates_of,
     is_eligible,
     pick_rows,
     reasons_of,

@@ -111,8 +111,12 @@ class MicroBatch:
 
 @dataclass
 class Step:
-    """An optimizer step: its micro-batches and what TRL's optimizer was told."""
+    """An optimizer step: what was sampled, its micro-batches, what the optimizer was told."""
 
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    fresh: list[tuple[Sample, bool, Row]] = field(default_factory=list)
+    """What was sampled, whether it came to an end, and facts of its batch."""
+    scores: list[Row] = field(default_factory=list)
     batches: list[MicroBatch] = field(default_factory=list)
     grad_norm: float = 0.0
     learning_rate: float = 0.0
@@ -172,10 +176,27 @@ def _version(function: Any) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
-def weighted_sum(judges: Sequence[Judge], weights: Sequence[float]) -> Judge:
-    """Return the judge that stands for what TRL compares: the weighted sum of its functions."""
+def reward_judge(judges: Sequence[Judge], weights: Sequence[float], name: str | None) -> Judge:
+    """Return whose value is the reward: the named function, the only one, or their weighted sum.
+
+    Raises:
+        RecordingError: there is no function of that name.
+    """
+    by_name = {judge.name: judge for judge in judges}
+    if name is not None:
+        if name not in by_name:
+            raise RecordingError(f"reward: expected one of {sorted(by_name)}, came {name!r}")
+        return by_name[name]
+    if list(weights) == [1.0]:
+        return judges[0]
     parts = [[judge.name, judge.version, w] for judge, w in zip(judges, weights, strict=True)]
     return Judge(SUM, hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12])
+
+
+def weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return what TRL compares: NaN where every function returned None, else without these."""
+    parts = [w * v for w, v in zip(weights, values, strict=True) if not math.isnan(v)]
+    return sum(parts) if parts else math.nan
 
 
 def fresh_sample(

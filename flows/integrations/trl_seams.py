@@ -81,3 +81,38 @@ def wrap(trainer: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
     setattr(trainer, name, wrapped)
     setattr(trainer, MARK, True)
+
+
+def check_kind(trainer: Any, has_replay: bool) -> None:
+    """Refuse a trainer whose batches are not whole groups, or which cannot be replayed into.
+
+    Raises:
+        RecordingError: says what it would have to be.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise RecordingError(
+            f"expected a trainer of one process; came {trainer.accelerator.num_processes}: each "
+            "would see its own part of a group"
+        )
+    if trainer.environment_factories is not None:
+        raise RecordingError("expected prompts from a data set; came environments")
+    if not has_replay:
+        return
+    if trainer.tools or trainer.rollout_func is not None:
+        raise RecordingError(
+            "replay: expected completions that TRL samples by itself; came tools or a "
+            "`rollout_func`: record without `replay`"
+        )
+    cut = cut_distribution(trainer)
+    if cut is not None:
+        raise RecordingError(f"replay needs the log-probs of whole distributions: {cut}")
+
+
+def cut_distribution(trainer: Any) -> str | None:
+    """Return why the trainer's log-probs are not the sampler's; None where they are."""
+    neutral = {"top_p": (1.0,), "top_k": (0, None), "min_p": (0.0, None),
+               "repetition_penalty": (1.0,)}  # fmt: skip
+    cut = [name for name, values in neutral.items() if getattr(trainer, name) not in values]
+    if trainer.args.generation_kwargs:
+        cut.append("generation_kwargs")
+    return f"{', '.join(cut)} change the distribution that was sampled from" if cut else None

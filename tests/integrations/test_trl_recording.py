@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import storage
-from flows.integrations import trl as integration
 from flows.integrations.trl import RecordingError, record
+from flows.integrations.trl_watch import SAMPLE
+from rrl_core.policy.tiny import tiny_model
 from tests.integrations.trl_runs import GROUP, PROMPTS, Watching, chance, length, make_trainer
 
 EXACT = 1e-6
@@ -85,9 +86,7 @@ def test_the_log_holds_what_each_reward_function_returned(tmp_path: Path):
 
 
 def test_stored_logprobs_are_those_of_the_policy_that_sampled(tmp_path: Path):
-    trainer, store, _ = recorded(tmp_path, max_steps=1, temperature=0.7)
-    from rrl_core.policy.tiny import tiny_model
-
+    _, store, _ = recorded(tmp_path, max_steps=1, temperature=0.7)
     start = tiny_model(torch.float32)
     rows = store.read("rollout_tokens")
     assert len(rows) == 2 * GROUP
@@ -154,7 +153,7 @@ def test_a_log_that_fails_ends_training_with_a_checkpoint_and_an_error(
         return append(self, rows, batch_key, **facts)
 
     monkeypatch.setattr(storage.StreamWriter, "append", full)
-    with pytest.raises(RecordingError, match="ends before step 2.*no room.*checkpoint"):
+    with pytest.raises(RecordingError, match=r"ends before step 2.*no room.*checkpoint"):
         trainer.train()
     assert (tmp_path / "trl" / "checkpoint-2").is_dir()
     monkeypatch.undo()
@@ -196,9 +195,7 @@ def test_a_loss_that_is_not_seen_is_an_error(tmp_path: Path):
     trainer = make_trainer(tmp_path / "trl", max_steps=1)
     record(trainer, tmp_path / "store")
     prepare = trainer._prepare_inputs
-    trainer._prepare_inputs = lambda batch: {
-        k: v for k, v in prepare(batch).items() if k != integration.SAMPLE
-    }
+    trainer._prepare_inputs = lambda batch: {k: v for k, v in prepare(batch).items() if k != SAMPLE}
     with pytest.raises(RecordingError, match="without a loss that was seen"):
         trainer.train()
 

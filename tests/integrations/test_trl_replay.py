@@ -1,4 +1,4 @@
-"""Old successes in TRL's own step: TRL's loss learns from them, weighed by their stored log-probs."""
+"""Old successes in TRL's own step: its loss learns from them by their stored log-probs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +82,7 @@ def gradient_by_hand(
 
         -min(u A, clip(u, 1 - 0.2, 1 + 0.2) A)
 
-    with u = pi / mu, mu as stored; for a fresh sequence it is what sampled it in this step or before.
+    with u = pi / mu, mu as stored; which for a fresh sequence is pi as it sampled it.
     """
     model = trainer.model
     with torch.no_grad():
@@ -172,35 +172,47 @@ def test_the_log_says_what_was_replayed_and_why(tmp_path: Path):
 
 
 def test_with_a_correction_stored_logprobs_are_the_samplers(tmp_path: Path):
-    """Transformers plays vLLM's part: what it samples comes with log-probs, half a nat too low."""
+    """Transformers plays vLLM's part: what it samples in step n has log-probs of -5 - n/2."""
+    settings = {"vllm_importance_sampling_mode": "token_truncate", "max_steps": 4}
     trainer = make_trainer(
-        tmp_path, first_answers(), Watching, max_steps=3, learning_rate=1e-3,
-        vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=3.0,
-    )  # fmt: skip
+        tmp_path, first_answers(), Watching, vllm_importance_sampling_clip_max=3.0, **settings
+    )
     sample = trainer._generate_single_turn
 
     def as_vllm(prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int) -> Any:
         trainer.use_vllm = False
         ids, _ = sample(prompt_ids, images, multimodal_fields, num_generations)
         trainer.use_vllm = True
-        return ids, [[-6.0] * len(completion) for completion in ids]
+        logprob = -5 - (trainer.state.global_step + 1) / 2
+        return ids, [[logprob] * len(completion) for completion in ids]
 
     trainer._generate_single_turn = as_vllm
     trainer.use_vllm = True
     record(trainer, tmp_path / "store", replay=REPLAY)
     trainer.train()
     store = storage.open(tmp_path / "store")
-    assert len(replayed_logprobs(store, 3)) == len(PROMPTS)
     assert logged_sequences(store) == trainer.sequences()
-    learned = {(r["iteration"], r["rollout_id"]): r for r in store.read("learned_samples")}
-    for batch in (b for b in trainer.trained if b["step"] == 3):
-        assert torch.equal(
-            batch["sampling_per_token_logps"], -6.0 * batch["completion_mask"].float()
+    sampled_in = {row["event_id"]: row["iteration"] for row in store.read("rollouts")}
+    replays = {row["rollout_id"]: row for row in store.read("replays", iteration=3)}
+    assert sum(row["unit"] == "trajectory" for row in replays.values()) == len(PROMPTS)
+    given = [batch for batch in trainer.trained if batch["step"] == 3]
+    rows = [
+        (ids[mask], sampler[mask], old[mask], weight[mask])
+        for batch in given
+        for ids, mask, sampler, old, weight in zip(
+            batch["completion_ids"], batch["completion_mask"].bool(),
+            batch["sampling_per_token_logps"], batch["old_per_token_logps"],
+            batch["importance_sampling_ratio"], strict=True,
         )
-    for row in store.read("replays", iteration=3):
-        stats = learned[3, row["rollout_id"]]
-        assert stats["importance_mean"] > 0
-        assert stats["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    ]  # fmt: skip
+    learned = {r["rollout_id"]: r for r in store.read("learned_samples", iteration=3)}
+    ordered = sorted(replays.values(), key=lambda row: int(row["position"]))
+    for row, (_, sampler, old, weight) in zip(ordered, rows, strict=True):
+        stored = -5 - sampled_in[row["rollout_id"]] / 2
+        assert torch.equal(sampler, torch.full_like(sampler, stored))
+        assert torch.allclose(weight, (old - stored).exp().clamp(max=3.0))
+        importance = learned[row["rollout_id"]]["importance_mean"]
+        assert importance == pytest.approx(float(weight.mean()), rel=SMALL)
 
 
 @pytest.mark.parametrize(
