@@ -246,7 +246,8 @@ class RrlRecorder(TrainerCallback):  # type: ignore[misc]
 def _opened_row(trainer: Any, planned: int) -> Row:
     config = {
         "trainer": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
-        "model": trainer.model.config._name_or_path,
+        "model": {"name": trainer.model.config._name_or_path},
+        "learner": {"algorithm": f"trl {trainer.loss_type}"},
         "args": json.loads(trainer.args.to_json_string()),
     }
     return {

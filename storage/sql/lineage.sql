@@ -1,6 +1,6 @@
 -- Question: of which runs' events does a run's history consist?
--- Grain: one row per training run and run whose history it has: itself, and when it was forked its
---        parent, the parent's parent, and so on.
+-- Grain: one row per training run (of kind train or recorded) and run whose history it has: itself,
+--        and when it was forked its parent, the parent's parent, and so on.
 -- Parameters: $as_of, a commit number.
 -- Columns: last_iteration and last_commit bound what of source_run_id belongs to the history.
 with recursive forks as (

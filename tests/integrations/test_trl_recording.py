@@ -37,8 +37,12 @@ def recorded(tmp_path: Path, **facts: Any) -> tuple[Watching, storage.Store, Any
     return trainer, storage.open(tmp_path / "store"), recorder
 
 
-def test_the_log_holds_the_token_ids_and_advantages_of_every_step(tmp_path: Path):
-    trainer, store, _ = recorded(tmp_path)
+CHATS = tuple([{"role": "user", "content": prompt}] for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, CHATS])
+def test_the_log_holds_the_token_ids_and_advantages_of_every_step(tmp_path: Path, prompts: Any):
+    trainer, store, _ = recorded(tmp_path, prompts=prompts)
     assert len(trainer.sequences()) == 3 * 2 * GROUP
     assert logged_sequences(store) == trainer.sequences()
 
@@ -138,6 +142,33 @@ def test_the_loss_is_the_one_without_the_recorder(tmp_path: Path):
 
     pairs = zip(weights("a", True), weights("b", False), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_losses_norms_and_rates_are_those_that_trl_reports(tmp_path: Path):
+    start = tiny_model(torch.float32)
+    start.save_pretrained(tmp_path / "model")  # TRL loads the reference model from there
+    trainer, store, _ = recorded(
+        tmp_path,
+        model=tmp_path / "model",
+        beta=0.5,
+        logging_strategy="steps",
+        logging_steps=1,
+        lr_scheduler_type="linear",
+        eval_strategy="steps",  # evaluations are not training: nothing of them is written
+        eval_steps=2,
+        per_device_eval_batch_size=4,
+    )
+    logs = [log for log in trainer.state.log_history if "grad_norm" in log]
+    updates = store.read("updates")
+    assert len(store.read("rollouts")) == 3 * 2 * GROUP
+    assert len(logs) == len(updates) == 3
+    for log, row in zip(logs, updates, strict=True):
+        assert row["loss"] == pytest.approx(log["loss"], abs=EXACT)
+        assert row["kl_loss"] == pytest.approx(0.5 * log["kl"], abs=EXACT)
+        assert row["policy_loss"] + row["kl_loss"] == pytest.approx(row["loss"])
+        assert row["grad_norm"] == pytest.approx(log["grad_norm"], rel=EXACT)
+        assert row["learning_rate"] == pytest.approx(log["learning_rate"], rel=EXACT)
+    assert updates[-1]["kl_loss"] > 0
 
 
 def test_a_log_that_fails_ends_training_with_a_checkpoint_and_an_error(

@@ -31,13 +31,17 @@ def make_trainer(
     reward: Any = chance,
     kind: type[GRPOTrainer] = GRPOTrainer,
     prompts: Any = PROMPTS,
+    model: Path | None = None,
     **args: Any,
 ) -> GRPOTrainer:
     """Return a trainer of two prompts a step, four completions each."""
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = "left"
-    model = tiny_model(torch.float32)
-    model.generation_config.eos_token_id = ENDS
+    policy = tiny_model(torch.float32)
+    if model is not None:
+        policy.config._name_or_path = str(model)
+    policy.generation_config.eos_token_id = ENDS
+    examples = Dataset.from_list([{"prompt": p, "answer": str(p)} for p in prompts])
     settings = {
         "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2, "num_generations": GROUP, "max_completion_length": 12,
@@ -46,10 +50,11 @@ def make_trainer(
         "learning_rate": 1e-2, "lr_scheduler_type": "constant", "beta": 0.0,
     }  # fmt: skip
     return kind(
-        model=model,
+        model=policy,
         processing_class=tokenizer,
         reward_funcs=reward,
-        train_dataset=Dataset.from_list([{"prompt": p, "answer": str(p)} for p in prompts]),
+        train_dataset=examples,
+        eval_dataset=examples,
         args=GRPOConfig(**settings | args),
     )
 
