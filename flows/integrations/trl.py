@@ -152,7 +152,7 @@ class RrlRecorder(TrainerCallback):  # type: ignore[misc]
         self._guarded(state.global_step, end)
         self._held.close()
         self._writer = None
-        self._watcher.start(None)
+        self._watcher.start("")
         if self._error is not None:
             raise self._error
 

@@ -323,7 +323,7 @@ def _statistics(batch: MicroBatch, row: int, sample: Sample, mask_T: Tensor) -> 
         "num_loss_tokens": int(mask_T.sum()),
         "policy_logprob_mean": _mean(policy),
         "mismatch_mean": _mean(gap),
-        "mismatch_max": None if gap is None or not len(gap) else float(gap.max()),
+        "mismatch_max": None if gap is None or _mean(gap) is None else float(gap.max()),
         "importance_mean": _mean(of_row(batch.inputs.get("importance_sampling_ratio"))),
         "ratio_mean": _mean(ratio),
         "entropy_mean": _mean(of_row(batch.entropies_BT)),
@@ -345,22 +345,22 @@ def _mean(values: Tensor | None) -> float | None:
 
 
 def update_row(iteration: int, step: Step, loss_type: str, kl_loss: float) -> Row:
-    """Return the `updates` row of a step."""
+    """Return the `updates` row of a step; a number that is not finite is 0 and in the metrics."""
     ids = dict.fromkeys(s.rollout_id for batch in step.batches for s in batch.samples)
     loss = sum(batch.loss for batch in step.batches)
+    numbers = {"loss": loss, "policy_loss": loss - kl_loss, "kl_loss": kl_loss}
+    numbers["grad_norm"] = step.grad_norm
+    wrong = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
     return {
         "iteration": iteration,
         "step": 0,
         "batch_id": batch_id_of(list(ids)),
         "algorithm": f"trl {loss_type}",
-        "loss": loss,
-        "policy_loss": loss - kl_loss,
-        "kl_loss": kl_loss,
-        "grad_norm": step.grad_norm,
+        **{name: 0.0 if name in wrong else value for name, value in numbers.items()},
         "learning_rate": step.learning_rate,
         "num_sequences": sum(len(batch.samples) for batch in step.batches),
         "num_loss_tokens": sum(int(batch.mask().sum()) for batch in step.batches),
         "is_skipped": False,
-        "metrics_json": "{}",
+        "metrics_json": json.dumps({"not_finite": wrong} if wrong else {}),
         "learn_s": 0.0,
     }

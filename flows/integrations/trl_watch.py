@@ -40,7 +40,7 @@ class Watcher:
         begin: Begin,
         choose: Choose | None,
     ) -> None:
-        self.run_id: str | None = None
+        self.run_id = ""
         self.step = Step()
         self._trainer = trainer
         self._judges = judges
@@ -64,8 +64,8 @@ class Watcher:
         for name, wrapper in wrappers.items():
             wrap(trainer, name, wrapper)
 
-    def start(self, run_id: str | None) -> None:
-        """Gather for the run from now on; for none with None."""
+    def start(self, run_id: str) -> None:
+        """Gather for the run from now on; for none with ""."""
         self.run_id = run_id
         self.begin_step()
 
@@ -77,7 +77,7 @@ class Watcher:
         self._has_chosen = False
 
     def _is_training(self) -> bool:
-        return self.run_id is not None and bool(self._trainer.model.training)
+        return bool(self.run_id and self._trainer.model.training)
 
     def _on_generation(self, original: Callable[..., Any], inputs: Any) -> Any:
         if not self._is_training():
@@ -183,7 +183,7 @@ class Watcher:
 
     def _on_grad_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = original(*args, **kwargs)
-        self.step.grad_norm = float(norm)
+        self.step.grad_norm = 0.0 if norm is None else float(norm)
         return norm
 
     def _take(self, generation: Generation, output: dict[str, Any]) -> None:

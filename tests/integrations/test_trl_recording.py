@@ -10,6 +10,7 @@ import torch
 
 import storage
 from flows.integrations.trl import RecordingError, record
+from flows.integrations.trl_rows import Judge, MicroBatch, Sample, Step, score_rows, update_row
 from flows.integrations.trl_watch import SAMPLE
 from rrl_core.policy.tiny import tiny_model
 from tests.integrations.trl_runs import GROUP, PROMPTS, Watching, chance, length, make_trainer
@@ -169,6 +170,19 @@ def test_losses_norms_and_rates_are_those_that_trl_reports(tmp_path: Path):
         assert row["grad_norm"] == pytest.approx(log["grad_norm"], rel=EXACT)
         assert row["learning_rate"] == pytest.approx(log["learning_rate"], rel=EXACT)
     assert updates[-1]["kl_loss"] > 0
+
+
+def test_numbers_that_are_not_finite_end_no_training():
+    step = Step(batches=[MicroBatch([], {"completion_mask": torch.ones(1, 2)}, loss=0.5)])
+    step.grad_norm = float("inf")  # as mixed precision has it now and then
+    row = update_row(1, step, "grpo", 0.0)
+    assert (row["loss"], row["grad_norm"]) == (0.5, 0.0)
+    assert json.loads(row["metrics_json"]) == {"not_finite": {"grad_norm": "inf"}}
+    place = {"run_id": "r", "iteration": 1, "role": "attempt", "prompt_id": "p"}
+    sample = Sample(place | {"sample_index": 0, "parent_id": "", "attempt": 0}, "g", [1], [2], None)
+    values = {Judge("a", "1"): float("inf"), Judge("b", "1"): float("nan")}
+    found = [(row["value"], row["status"]) for row in score_rows(1, sample, values, 0.0)]
+    assert found == [(None, "scorer_error"), (None, "unscorable")]
 
 
 def test_a_log_that_fails_ends_training_with_a_checkpoint_and_an_error(
