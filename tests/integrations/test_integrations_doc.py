@@ -10,6 +10,7 @@ from tests.integrations.trl_runs import chance, make_trainer
 DOC = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
 
 
+@pytest.mark.slow
 def test_the_code_of_the_document_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -41,13 +41,14 @@ def recorded(tmp_path: Path, **facts: Any) -> tuple[Watching, storage.Store, Any
 CHATS = tuple([{"role": "user", "content": prompt}] for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, CHATS])
+@pytest.mark.parametrize("prompts", [PROMPTS, pytest.param(CHATS, marks=pytest.mark.slow)])
 def test_the_log_holds_the_token_ids_and_advantages_of_every_step(tmp_path: Path, prompts: Any):
     trainer, store, _ = recorded(tmp_path, prompts=prompts)
     assert len(trainer.sequences()) == 3 * 2 * GROUP
     assert logged_sequences(store) == trainer.sequences()
 
 
+@pytest.mark.slow
 def test_sequences_that_several_steps_learn_from_are_of_each(tmp_path: Path):
     settings = {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 5}
     trainer, store, _ = recorded(tmp_path, prompts=PROMPTS * 2, **settings)
@@ -90,6 +91,7 @@ def test_the_log_holds_what_each_reward_function_returned(tmp_path: Path):
         assert (ids, value) == (expected_ids, pytest.approx(expected, abs=EXACT))
 
 
+@pytest.mark.slow
 def test_stored_logprobs_are_those_of_the_policy_that_sampled(tmp_path: Path):
     _, store, _ = recorded(tmp_path, max_steps=1, temperature=0.7)
     start = tiny_model(torch.float32)
@@ -103,6 +105,7 @@ def test_stored_logprobs_are_those_of_the_policy_that_sampled(tmp_path: Path):
         assert torch.allclose(stored, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_cut_distribution_has_no_logprobs_and_says_why(tmp_path: Path):
     _, store, _ = recorded(tmp_path, max_steps=1, top_k=5)
     for row in store.read("rollout_tokens"):
@@ -133,6 +136,7 @@ def test_views_take_it_for_a_run(tmp_path: Path):
     assert (run["kind"], run["state"], run["last_learned_iteration"]) == ("recorded", "finished", 3)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_one_without_the_recorder(tmp_path: Path):
     def weights(name: str, should_record: bool) -> list[torch.Tensor]:
         trainer = make_trainer(tmp_path / name)
@@ -185,6 +189,7 @@ def test_numbers_that_are_not_finite_end_no_training():
     assert found == [(None, "scorer_error"), (None, "unscorable")]
 
 
+@pytest.mark.slow
 def test_a_log_that_fails_ends_training_with_a_checkpoint_and_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -210,6 +215,7 @@ def test_a_log_that_fails_ends_training_with_a_checkpoint_and_an_error(
     assert {row["iteration"] for row in store.read("updates")} == {1, 3, 4, 5}
 
 
+@pytest.mark.slow
 def test_steps_in_the_log_are_not_written_twice(tmp_path: Path):
     for expected in (None, "steps up to 1 in the log, TRL begins after step 0"):
         trainer = make_trainer(tmp_path / "trl", max_steps=1)
@@ -245,6 +251,7 @@ def test_a_loss_that_is_not_seen_is_an_error(tmp_path: Path):
         trainer.train()
 
 
+@pytest.mark.slow
 def test_the_run_says_what_it_was_trained_with(tmp_path: Path):
     _, store, recorder = recorded(tmp_path, max_steps=1)
     opened = store.read("runs", run_id=recorder.run_id)[0]

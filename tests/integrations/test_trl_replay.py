@@ -127,7 +127,10 @@ def test_a_replayed_step_differs_from_the_same_step_without(tmp_path: Path):
     assert norm(with_replay.kept[2][1]) > 1e-3
 
 
-@pytest.mark.parametrize("args", [{}, {"steps_per_generation": 4, "prompts": PROMPTS * 2}])
+OFF_POLICY = {"steps_per_generation": 4, "prompts": PROMPTS * 2}  # two steps a generation
+
+
+@pytest.mark.parametrize("args", [{}, pytest.param(OFF_POLICY, marks=pytest.mark.slow)])
 def test_the_gradient_is_that_of_the_stored_logprobs(tmp_path: Path, args: Any):
     trainer, gradients, store = run(tmp_path, REPLAY, **args)
     for step in (3, 4) if args else (3,):
@@ -140,6 +143,7 @@ def test_the_gradient_is_that_of_the_stored_logprobs(tmp_path: Path, args: Any):
     assert sum(len(replayed_logprobs(store, step)) for step in (3, 4)) == len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_the_log_says_what_was_replayed_and_why(tmp_path: Path):
     trainer, _, store = run(tmp_path, REPLAY)
     assert logged_sequences(store) == trainer.sequences()
@@ -171,6 +175,7 @@ def test_the_log_says_what_was_replayed_and_why(tmp_path: Path):
     assert unscored == [(len(PROMPTS),)]
 
 
+@pytest.mark.slow
 def test_with_a_correction_stored_logprobs_are_the_samplers(tmp_path: Path):
     """Transformers plays vLLM's part: what it samples in step n has log-probs of -5 - n/2."""
     settings = {"vllm_importance_sampling_mode": "token_truncate", "max_steps": 4}

@@ -1,14 +1,22 @@
 """Real GRPO runs of TRL, small and offline: a random model, a few steps, a hash as reward."""
 
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import trl
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
 from rrl_core.policy.tiny import tiny_model, tiny_tokenizer
+
+with pytest.MonkeyPatch.context() as patch:  # TRL loads vLLM where it is: seconds, for nothing here
+    patch.setattr(
+        sys.modules[f"{trl.__name__}.import_utils"], "is_vllm_available", lambda *_, **__: False
+    )
+    from trl import GRPOConfig, GRPOTrainer
 
 GROUP = 4
 PROMPTS = ("1 + 1 =", "2 + 2 =")
