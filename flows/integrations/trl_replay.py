@@ -79,6 +79,8 @@ class Situation:
 class Fit:
     """What TRL samples today, which a stored success must fit."""
 
+    num_samples: int
+    """Completions of the batch."""
     prompt_ids: dict[str, list[int]]
     temperature: float
     max_tokens: int
@@ -94,13 +96,11 @@ def decide(
     total = most if now.iteration >= options.first_step else 0
     rule = PickRule(
         PriorityRule(options.horizon or default_horizon(now.planned_iterations), options.beta),
-        max_per_signature=signature_cap(5 * len(fit.prompt_ids)),
+        max_per_signature=signature_cap(fit.num_samples),
         uniform_share=options.uniform_share,
         max_per_prompt=1,
     )
-    picked = pick_entries(
-        lambda: buffer.chunks, {UNIT: total}, rule, now.seed, now.iteration
-    )  # fmt: skip
+    picked = pick_entries(lambda: buffer.chunks, {UNIT: total}, rule, now.seed, now.iteration)
     rows = pick_rows(now.iteration, picked.picks, buffer)
     samples = _samples(store, rows, fit)
     kept = [row for row in rows if row["rollout_id"] in samples]

@@ -155,7 +155,7 @@ def prompt_of(example: Mapping[str, Any], answer_column: str) -> Prompt:
 
 def judges_of(trainer: Any) -> list[Judge]:
     """Return the reward functions by name and version; of two with one name the later gets a 2."""
-    seen: Counter[str] = Counter()
+    seen = Counter([SUM])  # a name of ours
     judges = []
     for name, function in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True):
         seen[name] += 1

@@ -118,6 +118,7 @@ class Watcher:
         for start in range(0, len(prompt_ids), size):
             last.setdefault(generation.prompts[start].prompt_id, start + size - 1)
         fit = Fit(
+            len(prompt_ids),
             {prompt_id: list(prompt_ids[i]) for prompt_id, i in last.items()},
             float(trainer.temperature),
             trainer.max_completion_length,
