@@ -154,8 +154,8 @@ RUNS = Table(
             "kind",
             TEXT,
             "What the stream does: train, rescore (judge history again), refit (value models), "
-            "evaluate (a stored policy), import (other frameworks' rollouts) or flow (what went "
-            "wrong with a schedule).",
+            "evaluate (a stored policy), import (other frameworks' rollouts), recorded (another "
+            "trainer trains, and is only watched) or flow (what went wrong with a schedule).",
             nullable=True,
             since=3,
             upcast="'train'",

@@ -1,6 +1,6 @@
 -- Question: of which runs' events does a run's history consist?
--- Grain: one row per training run and run whose history it has: itself, and when it was forked its
---        parent, the parent's parent, and so on.
+-- Grain: one row per training run (of kind train or recorded) and run whose history it has: itself,
+--        and when it was forked its parent, the parent's parent, and so on.
 -- Parameters: $as_of, a commit number.
 -- Columns: last_iteration and last_commit bound what of source_run_id belongs to the history.
 with recursive forks as (
@@ -11,7 +11,7 @@ with recursive forks as (
         arg_min(event.parent_as_of, event.run_epoch) as parent_as_of
     from runs($as_of) as event
     group by event.run_id
-    having coalesce(arg_min(event.kind, event.run_epoch), 'train') = 'train'
+    having coalesce(arg_min(event.kind, event.run_epoch), 'train') in ('train', 'recorded')
 ),
 ancestry as (
     select

@@ -1,7 +1,7 @@
 -- Question: which runs are there, and how far did they come?
 -- Grain: one row per run.
 -- Parameters: $as_of, a commit number.
--- Columns: kind (train, rescore or refit), opened_at (first time), last_event_at, epoch (times it was
+-- Columns: kind (as in `runs`), opened_at (first time), last_event_at, epoch (times it was
 --          opened), state (finished, interrupted or failed as its newest epoch says; open when that
 --          says nothing: it goes on or was killed), last_iteration (begun), last_learned_iteration
 --          (with a step taken), last_mean_reward (of the last iteration with one),

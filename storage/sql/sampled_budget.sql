@@ -6,7 +6,7 @@
 with training as (
     select opened.run_id
     from runs($as_of) as opened
-    where coalesce(opened.kind, 'train') = 'train'
+    where coalesce(opened.kind, 'train') in ('train', 'recorded')
     group by opened.run_id
 )
 select

@@ -1,0 +1,1 @@
+"""Other trainers' runs in our event log."""
