@@ -29,9 +29,10 @@ demo: setup
 	$(BIN)/rrl model fetch smollm2-135m
 	$(BIN)/rrl train configs/demo.toml --store $(STORE)
 
-# One thread: as quick with tiny models, and two of them wait for each other beside any other program.
+# One thread a process: as quick with tiny models, and two of them wait for each other beside any
+# other program. Two processes, each with whole files, since fixtures belong to files.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or vllm' --timeout 900
@@ -50,6 +51,8 @@ bench: setup
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/value_features.py
 	$(BIN)/python benchmarks/rescore.py
+	$(BIN)/python benchmarks/retrieval.py
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/rewards.py
 
 soak: setup
