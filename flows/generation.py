@@ -20,8 +20,9 @@ class Group:
     """Completions that will be compared: how many of a prompt, or of a state, in which role.
 
     Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
-    their hash. `messages` are asked in the prompt's place where something else is; `first_index` is
-    the sample index of the first, `arm` names what a control is compared with.
+    their hash. `messages` are asked in the prompt's place where something else is, and answered
+    behind `opening`; `first_index` is the sample index of the first, `arm` names what a control is
+    compared with.
     """
 
     role: str
@@ -31,6 +32,7 @@ class Group:
     prefix_ids: tuple[int, ...] = ()
     prefix_sha256: str = ""
     messages: Messages | None = None
+    opening: str = ""
     first_index: int = 0
     arm: str | None = None
 
@@ -95,7 +97,7 @@ def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRo
     """Yield a group's rollouts; seeds follow from places, and from nothing that names the run."""
     prompt_id = group.prompt.prompt_id
     asked = group.prompt.messages if group.messages is None else group.messages
-    given_ids = tuple(session.policy.encode(asked)) + group.prefix_ids
+    given_ids = tuple(session.policy.encode(asked, group.opening)) + group.prefix_ids
     left = max(1, phase.params.max_tokens - len(group.prefix_ids))
     max_tokens = left if group.prefix_ids else None
     for index in range(group.first_index, group.first_index + group.size):

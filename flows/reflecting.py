@@ -74,6 +74,7 @@ def _review_and_try_again(session: Session, direct: Phase) -> None:
             1,
             answer["event_id"],
             messages=reflect_messages(texts, prompts[answer["prompt_id"]], answer["completion"]),
+            opening=texts.opening,
         )
         for answer in _rollouts(session, direct.iteration, "evaluation")
     ]
@@ -82,9 +83,8 @@ def _review_and_try_again(session: Session, direct: Phase) -> None:
     again = []
     for review in _rollouts(session, direct.iteration, "review"):
         prompt, answer = prompts[review["prompt_id"]], answers[review["parent_id"]]
-        parsed = parse_review(
-            texts, review["completion"], review["finish_reason"], answer["completion"]
-        )
+        said = texts.opening + review["completion"]
+        parsed = parse_review(texts, said, review["finish_reason"], answer["completion"])
         messages = second_messages(texts, prompt, parsed.text)
         again.append(Group("second_attempt", prompt, 1, review["event_id"], messages=messages))
     generate_phase(session, Phase(direct.iteration, "reflection", again, direct.params))

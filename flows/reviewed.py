@@ -87,9 +87,8 @@ def problem_of(messages: Messages) -> str:
 
 def review_facts(texts: ReviewFormat, prompt: Prompt, attempt: Row, review: Row) -> Row:
     """Return how a review is read: columns of `reviews` that follow from texts alone."""
-    parsed = parse_review(
-        texts, review["completion"], review["finish_reason"], attempt["completion"]
-    )
+    said = texts.opening + review["completion"]
+    parsed = parse_review(texts, said, review["finish_reason"], attempt["completion"])
     return {
         "format_sha256": texts.sha256,
         "status": parsed.status,

@@ -11,7 +11,7 @@ resumed run asks for the same rollouts.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -207,13 +207,11 @@ def review_groups(session: Session, chosen: Sequence[Gated]) -> list[Group]:
             review_messages, texts, one.prompt, one.attempt["completion"], one.feedback
         )
         parent = one.attempt["event_id"]
-        groups.append(
-            Group("review", one.prompt, config.reviews, parent, messages=request(one.lessons))
-        )
+        asked = Group("review", one.prompt, config.reviews, parent, opening=texts.opening)
+        groups.append(replace(asked, messages=request(one.lessons)))
         if one.arm == "no_memory":
-            groups.append(
-                Group("control", one.prompt, 1, parent, messages=request([]), arm=UNREVIEWED_ARM)
-            )
+            control = replace(asked, role="control", size=1, arm=UNREVIEWED_ARM)
+            groups.append(replace(control, messages=request([])))
     return groups
 
 

@@ -68,8 +68,10 @@ class Policy:
     pad_token_id: int
     start_state: AdapterState | None = None
 
-    def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode(self, messages: Sequence[Mapping[str, str]], opening: str = "") -> list[int]:
         """Return the prompt's token ids: the chat template, ready for the assistant to answer.
+
+        `opening` are first words of the answer that are given to the assistant.
 
         A tokenizer without a chat template gets the contents joined by empty lines. A lone
         surrogate, which has no UTF-8 form, is read as U+FFFD, as it is stored.
@@ -80,11 +82,14 @@ class Policy:
         ]
         if self.tokenizer.chat_template is None:
             text = "\n\n".join(message["content"] for message in messages)
-            return list(self.tokenizer(text)["input_ids"])
-        ids = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        return list(ids)
+            ids = list(self.tokenizer(text)["input_ids"])
+        else:
+            ids = list(
+                self.tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, return_dict=False
+                )
+            )
+        return ids + self.tokenizer.encode(opening, add_special_tokens=False) if opening else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens; for people, the ids are the truth."""

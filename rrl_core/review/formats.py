@@ -48,6 +48,8 @@ class ReviewFormat:
     """Most characters of an attempt, of feedback, of a part and of a whole review."""
     texts: Mapping[str, str]
     """Texts with $placeholders by what they are for."""
+    opening: str = ""
+    """What a review is begun with for the model, which goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def load_format(name: str = "v1") -> ReviewFormat:
     content = (FORMATS / f"{name}.toml").read_bytes()
     given = tomllib.loads(content.decode())
     digest = hashlib.sha256(content).hexdigest()
-    return ReviewFormat(name, digest, given["labels"], given["max_chars"], given["texts"])
+    parts = (given["labels"], given["max_chars"], given["texts"], given["opening"])
+    return ReviewFormat(name, digest, *parts)
 
 
 def parse_review(
@@ -90,17 +93,18 @@ def parse_review(
 
     Args:
         fmt: what it was asked with.
-        text: the completion.
-        finish_reason: "length" where the completion was cut off.
+        text: the completion, behind the opening it was given.
+        finish_reason: "length" where the completion was cut off; of no matter where both parts had
+            come to their end.
         attempt_text: the attempt under review.
     """
     raw = text.strip()[: fmt.max_chars["review"]].rstrip()
-    wrong, instead = _parts(fmt, text)
+    wrong, instead, is_ended = _parts(fmt, text)
     has_both = bool(wrong and instead)
     parts = (wrong, instead) if has_both else (None, None)
-    if wrong == instead == "" or not _WORD.search(text):
+    if wrong == instead == "" or not _WORD.search(text.removeprefix(fmt.opening)):
         return ParsedReview("empty", None, None, raw)
-    if finish_reason == "length":
+    if finish_reason == "length" and not is_ended:
         return ParsedReview("truncated", *parts, raw)
     if _is_parrot(fmt, [wrong, instead] if wrong and instead else [text], attempt_text):
         return ParsedReview("parrot", *parts, raw)
@@ -111,17 +115,21 @@ def parse_review(
     return ParsedReview("ok", wrong, instead, lines)
 
 
-def _parts(fmt: ReviewFormat, text: str) -> tuple[str | None, str | None]:
-    """Return both parts, "" where no word follows a label; None where a label is missing."""
+def _parts(fmt: ReviewFormat, text: str) -> tuple[str | None, str | None, bool]:
+    """Return both parts, and whether the second came to its end before the text did.
+
+    A part is "" where no word follows its label, None where a label is missing.
+    """
     first, second = _label_patterns(fmt.labels["what_went_wrong"], fmt.labels["what_to_do"])
     start = first.search(text)
     middle = start and second.search(text, start.end())
     if start is None or middle is None:
-        return None, None
+        return None, None, False
     again = first.search(text, middle.end())
     rest = text[middle.end() : again.start() if again else len(text)]
     limit = fmt.max_chars["part"]
-    return _clean(text[start.end() : middle.start()], limit), _clean(rest, limit)
+    is_ended = again is not None or _EMPTY_LINE.search(rest.lstrip()) is not None
+    return _clean(text[start.end() : middle.start()], limit), _clean(rest, limit), is_ended
 
 
 @cache

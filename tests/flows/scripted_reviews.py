@@ -70,7 +70,7 @@ class ScriptedPolicy:
         if is_review_request(text):
             is_known = f"write {letter} for {letter}" in text
             named = letter if is_known or draw.random() < LUCK else WRONG
-            return f"Wrong: the letter was not right\nInstead: write {named} for {letter}"
+            return f" the letter was not right\nInstead: write {named} for {letter}"
         named = re.findall(r"write ([a-dx]) for", text)
         if named:
             return named[-1]

@@ -230,3 +230,10 @@ def test_a_lone_surrogate_is_encoded_as_it_is_stored():
     policy = load_policy_model(ModelSpec("tiny"), seed=1)
     ids = [policy.encode([{"role": "user", "content": text}]) for text in ("a\ud800b", "a\ufffdb")]
     assert ids[0] == ids[1]
+
+
+def test_an_opening_stands_behind_the_prompt_and_is_no_special_token():
+    policy = load_policy_model(ModelSpec("tiny", device="cpu"), 0)
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    assert policy.encode(asked, "Wrong:") == policy.encode(asked) + list(b"Wrong:")
+    assert policy.encode(asked, "") == policy.encode(asked)

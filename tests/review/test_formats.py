@@ -168,3 +168,16 @@ def test_hostile_texts_are_read_in_time(unit):
         started = time.process_time()
         read(whole, attempt=text)
         assert time.process_time() - started < LIMIT_S
+
+
+def test_what_follows_a_finished_review_may_be_cut_off():
+    whole = "Wrong: I added.\nInstead: subtract the second number.\n\nAnd now the answer is"
+    assert parse_review(FMT, whole, "length", "7").status == "ok"
+    assert parse_review(FMT, whole, "length", "7").what_to_do == "subtract the second number."
+    cut = "Wrong: I added.\nInstead: subtract the sec"
+    assert parse_review(FMT, cut, "length", "7").status == "truncated"
+
+
+def test_the_opening_alone_is_no_review():
+    assert parse_review(FMT, FMT.opening, "stop", "7").status == "empty"
+    assert parse_review(FMT, FMT.opening + " \n ", "length", "7").status == "empty"
