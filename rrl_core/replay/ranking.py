@@ -10,7 +10,7 @@ class Best:
 
     Equal keys are ranked by the hash of the entry id: ids begin with the prompt's, so in their order
     whole prompts would be left out. Memory is that of `size` rows and one chunk.
-    """
+    """  # noqa: E501
 
     def __init__(self, size: int):
         if size < 1:
