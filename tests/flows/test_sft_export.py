@@ -7,22 +7,18 @@ import pytest
 
 import storage
 from flows.cli import app
-from tests.flows.test_offline import (
-    SOURCE,
-    Row,
-    copied,
-    history,  # noqa: F401 - a fixture
-    policy_row,
-    store,  # noqa: F401 - a fixture
-)
+from tests.flows import test_offline
+from tests.flows.test_offline import SOURCE, Row, copied, policy_row
+
+history, store = test_offline.history, test_offline.store  # fixtures
 
 
-def export(store: storage.Store, query: str, output: Path, what: str = "sft") -> None:  # noqa: F811
+def export(store: storage.Store, query: str, output: Path, what: str = "sft") -> None:
     arguments = ["export", what, "--query", query, "--output", str(output)]
     app([*arguments, "--store", str(store.path)], standalone_mode=False)
 
 
-def test_rollouts_are_exported_as_lines_to_learn_from(store: storage.Store, tmp_path: Path):  # noqa: F811
+def test_rollouts_are_exported_as_lines_to_learn_from(store: storage.Store, tmp_path: Path):
     query = "select event_id as rollout_id from rollouts where role = 'attempt'"
     export(store, query, tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -40,7 +36,7 @@ def test_rollouts_are_exported_as_lines_to_learn_from(store: storage.Store, tmp_
     ]
 
 
-def test_an_export_keeps_a_hostile_completion_as_it_is(store: storage.Store, tmp_path: Path):  # noqa: F811
+def test_an_export_keeps_a_hostile_completion_as_it_is(store: storage.Store, tmp_path: Path):
     hostile = '\x1b[2J=cmd|"\n</script>\u2028{"reward": 1}'
 
     def change(table: str, row: Row) -> Row:
@@ -64,14 +60,18 @@ def test_an_export_keeps_a_hostile_completion_as_it_is(store: storage.Store, tmp
     ],
 )
 def test_an_export_that_is_refused_leaves_no_file(
-    store: storage.Store, tmp_path: Path, query: str, what: str, message: str  # noqa: F811
+    store: storage.Store,
+    tmp_path: Path,
+    query: str,
+    what: str,
+    message: str,
 ):
     with pytest.raises(storage.QueryError, match=message):
         export(store, query, tmp_path / "out.jsonl", what)
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_export_never_overwrites_a_file(store: storage.Store, tmp_path: Path):  # noqa: F811
+def test_an_export_never_overwrites_a_file(store: storage.Store, tmp_path: Path):
     (tmp_path / "out.jsonl").write_text("mine")
     with pytest.raises(storage.QueryError, match="expected a new file"):
         export(store, "select event_id as rollout_id from rollouts", tmp_path / "out.jsonl")

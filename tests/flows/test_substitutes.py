@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import storage
-from flows import tasks
+from flows import auditing, tasks
 from flows.auditing import audit
 from flows.config import ConfigError
 from flows.planned import planned_steps
@@ -205,3 +206,19 @@ def test_a_forged_outcome_of_a_retry_is_named(plain: storage.Store):
     assert (found[0].stored, found[0].derived) == ("'rescued'", "'regressed'")
     [row] = [r for r in plain.read("retries") if r["outcome"] == "rescued"]
     assert found[0].where == f"{row['old_rollout_id']} {row['new_rollout_id']}, outcome"
+
+
+def test_substitutes_that_other_code_drew_are_taken_as_stored(
+    filled: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    def without(*arguments):
+        return replace(decide(*arguments), most_substitutes=0)
+
+    decide = auditing.decide
+    monkeypatch.setattr(auditing, "decide", without)
+    [found] = auditing.audit(filled, RUN_ID, SWITCHED_ON, [LATE])
+    assert {"pick", "replay"} <= {d.what for d in found.differences}
+    monkeypatch.setattr(auditing, "code_version", lambda: "9.0.0")
+    [found] = auditing.audit(filled, RUN_ID, SWITCHED_ON, [LATE])
+    assert found.differences == []
+    assert found.unlike
