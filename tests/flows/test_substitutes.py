@@ -10,6 +10,7 @@ import storage
 from flows import auditing, tasks
 from flows.auditing import audit
 from flows.config import ConfigError
+from flows.materializing import Moment, compare_moments
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.retrying import Comparisons, compare_with_old
@@ -222,3 +223,15 @@ def test_substitutes_that_other_code_drew_are_taken_as_stored(
     [found] = auditing.audit(filled, RUN_ID, SWITCHED_ON, [LATE])
     assert found.differences == []
     assert found.unlike
+
+
+def test_a_trajectory_that_only_aged_has_fallen(plain: storage.Store):
+    query = f"select _commit from policies where iteration = {LATE}"
+    [(published,)] = plain.sql(query).fetchall()
+    before, after = (Moment(number, "none") for number in (published - 1, published))
+    changes = compare_moments(plain, RUN_ID, scripted_config(), before, after)
+    fell = [change for change in changes if change.kind == "fell"]
+    assert fell
+    for change in fell:
+        assert change.before["base"] == change.after["base"]
+        assert "freshness" in change.why
