@@ -35,6 +35,7 @@ from storage import Store, StreamWriter
 
 if TYPE_CHECKING:
     from flows.fetching import Fetch
+    from flows.replaying import Decision
     from flows.reviewing import Gated
 
 
@@ -62,6 +63,7 @@ class Session:
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
     selection: Selection | None = None  # what an offline run learns from, once it was asked for
     gated: dict[int, list["Gated"]] = field(default_factory=dict)  # of the iteration at hand
+    decided: "Decision | None" = None  # until the iteration's batch takes it up
     fetch: "Fetch | None" = None  # what the iteration's batch needs of earlier ones
 
     def prompts(self, split: Split) -> list[Prompt]:
