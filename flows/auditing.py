@@ -18,6 +18,7 @@ from typing import Any
 import storage
 from flows.batching import replay_rows
 from flows.config import RunConfig
+from flows.lineage import lineage_of
 from flows.machine import code_version
 from flows.offline import Selection, select
 from flows.offline import decide as decide_offline
@@ -93,12 +94,13 @@ def _audit_iteration(
     iteration = pin["iteration"]
     read = partial(store.read, run_id=run_id, iteration=iteration)
     replays, learned, policies = read("replays"), read("learned_samples"), read("policies")
+    is_planned = bool(replays or policies or read("retries"))
     views, codes = list(_view_differences(pin)), _codes(store, run_id, pin, read)
     decisions: list[Difference] = []
     batch: Iterator[Difference] = iter(())
     if selection is not None:
         decisions = list(_offline_differences(config, iteration, selection, read))
-    elif replays or policies or read("retries"):
+    elif is_planned and iteration > lineage_of(store, run_id).first_iteration:
         samples, decisions = _decided(store, run_id, config, pin, read)
         if decisions and (views or codes):
             past = picks_before_sampling(store, run_id, iteration)
