@@ -3,17 +3,23 @@
 An iteration's pin names a commit and the texts of the views; buffer, picks, advantages, batches and
 what became of old answers are functions of the log up to there, of the configuration and of the
 seed. So they are derived once more and must be the same to the last bit; what is not is named.
+
+Other code may decide otherwise. Where the views are not those pinned, or the code is not what wrote
+the iteration, and buffer, plan or picks come out otherwise, this is said and no difference: they
+are taken as stored, and what follows from them is derived all the same.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import storage
 from flows.batching import replay_rows
 from flows.config import RunConfig
+from flows.lineage import lineage_of
+from flows.machine import code_version
 from flows.offline import Selection, select
 from flows.offline import decide as decide_offline
 from flows.planned import old_rows, picks_before_sampling
@@ -21,7 +27,7 @@ from flows.replaying import Pin, decide, value_version
 from flows.retrying import old_rewards, retry_rows
 from flows.reviewed import ReviewedGroup, distillation_rows, read_again, reviewed_groups
 from flows.reviewing import UNREVIEWED_ARM, Source, asked_facts, gated
-from flows.substituting import Past, samples_of
+from flows.substituting import Past, Samples, samples_of, stored_samples
 from flows.translate import Row, stored_prompt
 from storage import Store
 
@@ -47,13 +53,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Audited:
-    """What an iteration planned and learned, and every difference that was found."""
+    """What an iteration planned and learned, and every difference that was found.
+
+    `unlike` says what other code decided otherwise, which is no difference; "" where none did.
+    """
 
     iteration: int
     num_picks: int
     num_planned: int
     num_learned: int
     differences: list[Difference]
+    unlike: str
 
 
 def audit(
@@ -84,60 +94,99 @@ def _audit_iteration(
 ) -> Audited:
     iteration = pin["iteration"]
     read = partial(store.read, run_id=run_id, iteration=iteration)
-    replays, learned = read("replays"), read("learned_samples")
+    replays, learned, policies = read("replays"), read("learned_samples"), read("policies")
+    is_planned = bool(replays or policies or read("retries"))
+    views, codes = list(_view_differences(pin)), _codes(store, run_id, pin, read)
+    decisions: list[Difference] = []
+    batch: Iterator[Difference] = iter(())
     if selection is not None:
-        planned = _offline_differences(config, iteration, selection, read)
-    elif replays or read("retries"):
-        planned = _replay_differences(store, run_id, config, pin, read)
-    else:
-        planned = iter(())
+        decisions = list(_offline_differences(config, iteration, selection, read))
+    elif is_planned and iteration > lineage_of(store, run_id).first_iteration:
+        samples, decisions = _decided(store, run_id, config, pin, read)
+        if decisions and (views or codes):
+            past = picks_before_sampling(store, run_id, iteration)
+            old = old_rows(store, past, _judge(pin))
+            samples = stored_samples(store, (run_id, iteration), _judge(pin), old)
+        batch = _batch_differences(store, run_id, config, pin, samples)
+    is_unlike = bool(codes and views) or bool((codes or views) and decisions)
     found = [
         *_pin_differences(store, pin),
-        *planned,
+        *([] if codes else views),
+        *([] if is_unlike else decisions),
+        *batch,
         *_learned_differences(iteration, replays, read("updates"), learned),
-        *_untaken_differences(iteration, replays, read("updates"), read("policies")),
+        *_untaken_differences(iteration, replays, read("updates"), policies),
     ]
-    return Audited(iteration, len(read("picks")), len(replays), len(learned), found)
+    unlike = _unlike(views, codes) if is_unlike else ""
+    return Audited(iteration, len(read("picks")), len(replays), len(learned), found, unlike)
 
 
 def _pin_differences(store: Store, pin: Row) -> Iterator[Difference]:
-    """Compare the pinned commit with the log, and the pinned views with those installed."""
-    iteration = pin["iteration"]
+    """Compare the pinned commit with the log."""
     commit = store.log.read(pin["as_of"])
     sha256 = "none" if commit is None else commit.sha256
     if sha256 != pin["as_of_sha256"]:
         where = f"commit {pin['as_of']}"
-        yield Difference(iteration, "pin", where, pin["as_of_sha256"], sha256)
+        yield Difference(pin["iteration"], "pin", where, pin["as_of_sha256"], sha256)
+
+
+def _view_differences(pin: Row) -> Iterator[Difference]:
+    """Compare the pinned views with those installed."""
     pinned: Mapping[str, str] = json.loads(pin["views_json"] or "{}")
     installed = storage.view_digests(*pinned)
     for name, digest in pinned.items():
         if installed.get(name) != digest:
             where = f"text of view {name}"
-            yield Difference(iteration, "view", where, digest, installed.get(name, "none"))
+            yield Difference(pin["iteration"], "view", where, digest, installed.get(name, "none"))
 
 
-def _replay_differences(
+def _codes(store: Store, run_id: str, pin: Row, read: Reader) -> list[str]:
+    """Return the other versions of the code that wrote what an iteration decided."""
+    epochs = {row["epoch"] for row in (pin, *read("replay_plans"), *read("replays"))}
+    opened = [row for row in store.read("runs", run_id=run_id) if row["epoch"] in epochs]
+    return sorted({row["code_version"] for row in opened} - {code_version()})
+
+
+def _unlike(views: list[Difference], codes: list[str]) -> str:
+    """Say why it is no difference that what was decided is derived otherwise than it is stored."""
+    texts = "".join(f", with another {view.where}" for view in views)
+    ours = code_version()
+    return (
+        f"written by code {', '.join(codes) or ours}, derived by {ours}{texts}: "
+        "buffer, plan and picks are taken as they are stored"
+    )
+
+
+def _decided(
     store: Store, run_id: str, config: RunConfig, pin: Row, read: Reader
-) -> Iterator[Difference]:
-    """Derive picks, batch and comparisons of an iteration that planned its batch."""
+) -> tuple[Samples, list[Difference]]:
+    """Derive what an iteration decided; return its samples, and what of plan and picks differs."""
     iteration, pinned, judge = pin["iteration"], Pin.of_row(pin), _judge(pin)
-    decided = None
-    if config.replay.units and pin["views_json"]:
-        newest = value_version(store, run_id, pin["as_of"])
-        if pinned.value_version != newest:
-            yield Difference(iteration, "pin", "value model", pinned.value_version, newest)
-        decided = decide(store, run_id, config, iteration, pinned)
-        plans = read("replay_plans")
-        yield from _row_differences(iteration, "replay plan", plans, [decided.plan], ())
-    past = Past(old_rows(store, picks_before_sampling(store, run_id, iteration), judge), decided)
-    samples = samples_of(store, config, (run_id, iteration), judge, past)
-    if decided is not None:
-        picks = decided.picks + samples.substitutes
-        yield from _row_differences(iteration, "pick", read("picks"), picks, ("unit", "entry_id"))
-    replays = read("replays")
+    past = Past(old_rows(store, picks_before_sampling(store, run_id, iteration), judge), None)
+    if not (config.replay.units and pin["views_json"]):
+        return samples_of(store, config, (run_id, iteration), judge, past), []
+    found = []
+    newest = value_version(store, run_id, pin["as_of"])
+    if pinned.value_version != newest:
+        found.append(Difference(iteration, "pin", "value model", pinned.value_version, newest))
+    decided = decide(store, run_id, config, iteration, pinned)
+    samples = samples_of(store, config, (run_id, iteration), judge, replace(past, decided=decided))
+    picks = decided.picks + samples.substitutes
+    found += _row_differences(iteration, "replay plan", read("replay_plans"), [decided.plan], ())
+    found += _row_differences(iteration, "pick", read("picks"), picks, ("unit", "entry_id"))
+    return samples, found
+
+
+def _batch_differences(
+    store: Store, run_id: str, config: RunConfig, pin: Row, samples: Samples
+) -> Iterator[Difference]:
+    """Derive the batch of an iteration, and what became of old answers, from its samples."""
+    iteration, judge = pin["iteration"], _judge(pin)
+    read = partial(store.read, run_id=run_id, iteration=iteration)
     reviewed = reviewed_groups(store, run_id, iteration, judge)
     derived = replay_rows(config, iteration, samples.scored, pin["views_json"] is None, reviewed)
-    yield from _row_differences(iteration, "replay", replays, derived, ("step", "rollout_id"))
+    key = ("step", "rollout_id")
+    yield from _row_differences(iteration, "replay", read("replays"), derived, key)
     if config.review.gate is not None:
         yield from _review_differences(store, run_id, config, iteration, reviewed)
     if not pin["views_json"]:  # begun before old answers were compared

@@ -12,7 +12,8 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DAMAGED, EXIT_SUPERSEDED, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DAMAGED, EXIT_SUPERSEDED = 1, 2, 3, 4
+EXIT_UNCHECKED, EXIT_INTERRUPTED = 5, 130
 
 app = typer.Typer(
     name="rrl",

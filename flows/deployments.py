@@ -22,6 +22,7 @@ from flows.progress import Progress
 
 Count = Annotated[int, Field(ge=1)]
 Numbers = dict[str, Any]
+SHARD_ROLLOUTS = 512
 _SHOWN_FINDINGS = 20
 
 
@@ -77,7 +78,7 @@ def rescore_history(
     where: str | None = None,
     run_id: str | None = None,
     as_of: Annotated[int, Field(ge=0)] | None = None,
-    shard_rollouts: Count = 512,
+    shard_rollouts: Count = SHARD_ROLLOUTS,
 ) -> Numbers:
     """Judge history by a scorer version where it has not judged yet; older scores stay.
 
@@ -95,15 +96,16 @@ def rescore_history(
 
 @flow(name="refit-value-model", **HOOKS)
 def refit_value_model(store: Path, run_id: str | None = None) -> Numbers:
-    """Fit the value model of a run on its history again, and judge its states with it.
+    """Fit the value model of a run on its history again, and judge the run's states by it.
 
     Args:
         store: Folder of the event log.
         run_id: The training run; null: the newest.
     """
     run_id = run_id or streams.newest_training_run(storage.open(store))
-    refit(store, run_id)
-    return {"run_id": run_id, "head": head_number(store)}
+    version = refit(store, run_id)
+    stream = rescore(store, f"value:{version}", None, run_id, None, SHARD_ROLLOUTS)
+    return {"run_id": run_id, "version": version, "stream": stream, "head": head_number(store)}
 
 
 @flow(name="evaluate", **HOOKS)
@@ -185,7 +187,7 @@ def refit(store: Path, run_id: str) -> str:
     from flows.past import refit_history
 
     row = refit_history(storage.open(store), run_id, LoggedProgress())
-    return f"{row['scorer_version']}: {row['verdict']}"
+    return str(row["scorer_version"])
 
 
 @task(name="evaluate-policy", cache_policy=NO_CACHE)

@@ -21,6 +21,11 @@ class Fetch:
     past: Future[Past]
 
 
+def keep(session: Session, decided: replaying.Decision) -> None:
+    """Keep what an iteration decided where its batch needs it again: it is not derived twice."""
+    session.decided = decided if session.config.replay.replace_zero_variance else None
+
+
 def begin(session: Session, iteration: int) -> None:
     """Start to read what the batch of `iteration` needs, unless that was started before."""
     if session.fetch is None or session.fetch.iteration != iteration:
@@ -56,6 +61,9 @@ def _read(session: Session, iteration: int) -> Past:
     old = old_rows(store, picks_before_sampling(store, run_id, iteration), scorer)
     if not config.replay.replace_zero_variance:
         return Past(old, None)
+    kept, session.decided = session.decided, None
+    if kept is not None and kept.plan["iteration"] == iteration:
+        return Past(old, kept)
     [pinned] = store.read("views_pinned", run_id=run_id, iteration=iteration)
     pin = replaying.Pin.of_row(pinned)
     return Past(old, replaying.decide(store, run_id, config, iteration, pin))

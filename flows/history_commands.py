@@ -9,7 +9,7 @@ from typing import Any
 
 import storage
 from flows.auditing import Audited, audit, step_samples
-from flows.cli import EXIT_FAILED, print_result
+from flows.cli import EXIT_FAILED, EXIT_UNCHECKED, print_result
 from flows.materializing import SHOWN, Change, Moment, compare_moments, materialize
 from flows.progress import Progress
 from flows.replaying import NO_MODEL, value_version
@@ -36,7 +36,10 @@ class MaterializeRequest:
 
 
 def run_audit(run_id: str, iteration: int | None, store_path: Path, as_json: bool) -> None:
-    """Derive a run's steps again; list the samples of one; exit 1 when something differs."""
+    """Derive a run's steps again; list the samples of one.
+
+    Exits with 1 when something differs, else with 5 when other code decided otherwise.
+    """
     store = storage.open(store_path)
     config = stored_config(store, run_id)
     done: list[Audited] = []
@@ -47,6 +50,7 @@ def run_audit(run_id: str, iteration: int | None, store_path: Path, as_json: boo
             progress.note(_audited_line(audited))
     samples = [] if iteration is None else step_samples(store, run_id, iteration)
     differences = [d for audited in done for d in audited.differences]
+    unlike = [f"iteration {a.iteration}: {a.unlike}" for a in done if a.unlike]
     if as_json:
         facts = {"iterations": [asdict(a) for a in done], "samples": samples}
         print_result(json.dumps(facts, default=_plain))
@@ -55,10 +59,14 @@ def run_audit(run_id: str, iteration: int | None, store_path: Path, as_json: boo
             print_result(_table(_SAMPLE_COLUMNS, [_with_text(row) for row in samples]))
         for difference in differences:
             print_result(printable(str(difference)))
+        for line in unlike:
+            print_result(printable(line))
         verdict = f"{len(differences)} differences" if differences else "everything as derived"
+        if unlike:
+            verdict += f", but what other code decided in {len(unlike)} iterations"
         print_result(f"{store.path}: {run_id}, {len(done)} iterations: {verdict}")
-    if differences:
-        sys.exit(EXIT_FAILED)
+    if differences or unlike:
+        sys.exit(EXIT_FAILED if differences else EXIT_UNCHECKED)
 
 
 def run_replay_step(run_id: str, iteration: int, store_path: Path, as_json: bool) -> None:
@@ -147,6 +155,7 @@ def _print_changes(changes: list[Change], limit: int, as_json: bool) -> None:
 
 def _audited_line(audited: Audited) -> str:
     verdict = f"{len(audited.differences)} DIFFERENCES" if audited.differences else "as derived"
+    verdict += ", decided by other code" if audited.unlike else ""
     return (
         f"iteration {audited.iteration}: {audited.num_picks} picks, {audited.num_planned} planned, "
         f"{audited.num_learned} learned, {verdict}"

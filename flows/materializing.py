@@ -3,8 +3,8 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +12,20 @@ import pyarrow.compute as pc
 
 from flows.config import RunConfig
 from flows.replaying import (
+    BEYOND_CAPACITY,
     ELIGIBLE,
     VIEW,
-    Attempts,
+    Buffer,
+    Pin,
     candidates_of,
-    is_eligible,
     pick_rule,
-    reasons_of,
+    read_buffer,
 )
 from flows.translate import Row
 from rrl_core.replay.factors import PriorityRule, base, log_freshness, log_priority, rarity
 from storage import Store
 
+_CHUNK_ROWS = 4_096
 SHOWN = (
     "unit", "entry_id", "prompt_id", "eligibility_reason", "value", "prompt_value", "p_hat", "base",
     "freshness", "rarity", "priority", "age", "num_uses", "scorer_version",
@@ -32,10 +34,10 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Moment:
-    """When a buffer is looked at, and by whose judgement (None: the newest healthy model then)."""
+    """When a buffer is looked at, and by whose judgement."""
 
     as_of: int
-    version: str | None
+    version: str
 
 
 @dataclass
@@ -43,36 +45,30 @@ class Materialized:
     """The best entries of a buffer, best first, and how many there are of what kind and why."""
 
     moment: Moment
-    best: list[Row] = field(default_factory=list)
-    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    best: list[Row]
+    reasons: Counter[tuple[str, str]]
 
 
 def materialize(
     store: Store, run_id: str, config: RunConfig, moment: Moment, limit: int
 ) -> Materialized:
-    """Return the `limit` eligible entries of the highest priority, holding no more than these."""
-    found = Materialized(moment)
-    rule = _rule(store, run_id, config, moment)
-    heap: list[tuple[float, str, Row]] = []
-    for batch in _batches(store, run_id, moment):
-        found.reasons.update(reasons_of(batch))
-        for row in _with_factors(batch.filter(is_eligible(batch)), rule):
-            item = (row["log_priority"], row["entry_id"], row)
-            (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, item)
-    found.best = [row for _, _, row in sorted(heap, reverse=True)]
-    return found
+    """Return the `limit` entries of the highest priority that an iteration could pick then.
+
+    What lies beyond `replay.capacity` is counted as such, as in `replay_plans`.
+    """
+    buffer, rows = _buffer(store, run_id, config, moment)
+    best = heapq.nlargest(limit, rows, key=lambda row: (row["log_priority"], row["entry_id"]))
+    return Materialized(moment, best, buffer.reasons)
 
 
-def _batches(store: Store, run_id: str, moment: Moment) -> Iterator[pa.RecordBatch]:
-    return store.batches(VIEW, {"run": run_id, "version": moment.version}, moment.as_of)
-
-
-def _rule(store: Store, run_id: str, config: RunConfig, moment: Moment) -> PriorityRule:
-    """Return how priorities are made; a curriculum needs another look at the buffer first."""
-    attempts = Attempts()
-    for batch in _batches(store, run_id, moment) if config.replay.curriculum else ():
-        attempts.add(batch)
-    return pick_rule(config, attempts.pass_rates()).priority
+def _buffer(
+    store: Store, run_id: str, config: RunConfig, moment: Moment
+) -> tuple[Buffer, Iterator[Row]]:
+    """Return the buffer at a moment, and the rows that may be picked with their factors."""
+    buffer = read_buffer(store, run_id, Pin(moment.as_of, moment.version), config)
+    rule = pick_rule(config, buffer.pass_rates).priority
+    batches = buffer.eligible.to_batches(max_chunksize=_CHUNK_ROWS)
+    return buffer, (row for batch in batches for row in _with_factors(batch, rule))
 
 
 def _with_factors(batch: pa.RecordBatch, rule: PriorityRule) -> Iterator[Row]:
@@ -94,7 +90,7 @@ def _with_factors(batch: pa.RecordBatch, rule: PriorityRule) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Change:
-    """An entry that another moment or judge sees differently; positive `rise` = worth more."""
+    """An entry that another moment or judge sees differently; `rise` is that of its priority."""
 
     kind: str
     rise: float
@@ -108,46 +104,48 @@ def compare_moments(
 ) -> list[Change]:
     """Return what of the buffer changed between two moments or judges, the largest changes first.
 
-    Entries that are eligible at neither are left out; of the others the facts of both are held.
+    Entries that could be picked at neither are left out; of the others the facts of both are held.
     """
-    old: dict[str, Row] = {}
-    rule = _rule(store, run_id, config, before)
-    for batch in _batches(store, run_id, before):
-        for row in _with_factors(batch.filter(is_eligible(batch)), rule):
-            old[row["entry_key"]] = row
-    changes, seen = [], set()
-    keys = pa.array(list(old), pa.string())
-    rule = _rule(store, run_id, config, after)
-    for batch in _batches(store, run_id, after):
-        is_known = pc.is_in(batch["entry_key"], value_set=keys)
-        for row in _with_factors(batch.filter(pc.or_(is_eligible(batch), is_known)), rule):
-            seen.add(row["entry_key"])
-            changes.append(_change(old.get(row["entry_key"]), row))
-    changes += [_change(row, None) for key, row in old.items() if key not in seen]
+    old, new = (
+        {row["entry_key"]: row for row in _buffer(store, run_id, config, moment)[1]}
+        for moment in (before, after)
+    )
+    reasons = _reasons(store, run_id, after, old.keys() - new.keys())
+    changes = [_change(old.get(key), row) for key, row in new.items()]
+    changes += [
+        Change("left", -old[key]["priority"], why, old[key], None) for key, why in reasons.items()
+    ]
     kept = [c for c in changes if c.kind != "same"]
     return sorted(kept, key=lambda c: (-abs(c.rise), _id_of(c)))
 
 
-def _change(before: Row | None, after: Row | None) -> Change:
-    """Say what happened to an entry: entered, left, rose, fell, same."""
-    is_in = after is not None and after["eligibility_reason"] == ELIGIBLE
+def _reasons(store: Store, run_id: str, moment: Moment, keys: Collection[str]) -> dict[str, str]:
+    """Return why each of the entries `keys` may not be picked at a moment."""
+    reasons = dict.fromkeys(keys, "it is no candidate")
+    wanted = pa.array(list(keys), pa.string())
+    arguments = {"run": run_id, "version": moment.version}
+    for batch in store.batches(VIEW, arguments, moment.as_of) if keys else ():
+        found = batch.filter(pc.is_in(batch["entry_key"], value_set=wanted))
+        for row in found.select(["entry_key", "eligibility_reason"]).to_pylist():
+            reason = row["eligibility_reason"]
+            reasons[row["entry_key"]] = BEYOND_CAPACITY if reason == ELIGIBLE else reason
+    return reasons
+
+
+def _change(before: Row | None, after: Row) -> Change:
+    """Say what happened to an entry that may be picked: entered, rose, fell, same."""
     if before is None:
-        assert after is not None
-        return Change("entered", after["base"], "it may be picked now", None, after)
-    if not is_in:
-        why = "it is no candidate" if after is None else after["eligibility_reason"]
-        return Change("left", -before["base"], why, before, after)
-    assert after is not None
-    rise = after["base"] - before["base"]
+        return Change("entered", after["priority"], "it may be picked now", None, after)
+    rise = after["priority"] - before["priority"]
     kind = "rose" if rise > 0 else "fell" if rise < 0 else "same"
     return Change(kind, rise, _moved(before, after), before, after)
 
 
 def _moved(before: Row, after: Row) -> str:
-    """Name the facts that moved the base."""
+    """Name the facts that moved the priority."""
     parts = [
         f"{name} {before[name]:.3f} to {after[name]:.3f}"
-        for name in ("value", "prompt_value", "p_hat")
+        for name in ("value", "prompt_value", "p_hat", "freshness", "rarity")
         if before[name] != after[name]
     ]
     counts = ("state_ok", "state_tries", "prompt_ok", "prompt_tries", "scorer_version")

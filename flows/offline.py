@@ -124,12 +124,7 @@ def select(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str])
             elif reason == USABLE:
                 kept.append(row)
         usable.append(pa.RecordBatch.from_pylist(kept, _KEPT))
-    if named is not None and num_named < len(named):
-        raise storage.QueryError(
-            f"`offline.query` names {len(named) - num_named} ids that are no rollouts with a "
-            f"completion as of commit {as_of}; select `rollouts.event_id as {QUERY_COLUMN}` of "
-            "those whose status is ok"
-        )
+    _check_exist(named, num_named, as_of)
     selection.usable = pa.Table.from_batches(usable, _KEPT).sort_by("rollout_id")
     return selection
 
@@ -137,15 +132,18 @@ def select(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str])
 def first_pin(store: Store, run_id: str) -> int:
     """Return the commit an offline run asks history as of: its first pin's.
 
-    A fork of an offline run has its parent's, so that it goes on as its parent did.
+    A fork of an offline run has its parent's, so that it goes on as its parent did. A run without
+    one will have the newest commit.
     """
     first = run_id
     for stretch in lineage_of(store, run_id).stretches:
-        opened = store.read("runs", run_id=stretch.run_id)[0]
-        if json.loads(opened["config_json"])["run"].get("mode") != "offline":
+        opened = store.read("runs", run_id=stretch.run_id)[:1]
+        if not opened or json.loads(opened[0]["config_json"])["run"].get("mode") != "offline":
             break
         first = stretch.run_id
     pins = store.read("views_pinned", run_id=first)
+    if not pins:
+        return store.head().number
     return int(min(pins, key=lambda pin: int(pin["iteration"]))["as_of"])
 
 
@@ -271,10 +269,7 @@ def _checked_selection(session: "Session", iteration: int) -> Selection:
         selection = select(store, run_id, session.config, judge)
     if not selection.reasons[USABLE]:
         counts = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.reasons.items()))
-        raise storage.QueryError(
-            f"expected rollouts to learn from, `offline.query` leaves none: {counts or 'no rows'}; "
-            "ask for others"
-        )
+        raise _nothing_left(counts or "no rows")
     _check_base(selection, session.policy.base_digest)
     plans = store.read("replay_plans", run_id=run_id)
     if plans and plans[0]["buffer_sha256"] != selection.sha256():
@@ -333,12 +328,54 @@ def named_ids(store: Store, config: RunConfig, as_of: int) -> pa.Array | None:
     """Return the ids that the query names; None where there is no query.
 
     Raises:
-        QueryError: the query is not one reading SELECT, or has another column.
+        QueryError: the query is not one reading SELECT, has another column, names a NULL, or may
+            answer otherwise later.
     """
     if config.offline.query is None:
         return None
-    ids = storage.console.selected_ids(store, config.offline.query, QUERY_COLUMN, as_of=as_of)
+    ids = storage.console.selected_ids(
+        store, config.offline.query, QUERY_COLUMN, as_of=as_of, is_repeated=True
+    )
     return pa.array(ids, pa.string())
+
+
+def check_named(store: Store, run_id: str, config: RunConfig, judge: tuple[str, str]) -> None:
+    """Refuse a query that names too little, before a run is opened.
+
+    Args:
+        store: the store.
+        run_id: the run that goes on, or the one a fork branches off; an unknown one asks now.
+        config: its configuration.
+        judge: name and version of the reward scorer.
+
+    Raises:
+        QueryError: as `named_ids`; or what it names is nothing, or no rollout.
+        TaskError: it names fewer rollouts than an iteration takes.
+    """
+    as_of = first_pin(store, run_id)
+    named = named_ids(store, config, as_of)
+    arguments = {"scorer": judge[0], "scorer_version": judge[1]}
+    batches = store.batches(VIEW, arguments, as_of)
+    num_named = sum(_wanted(batch, named).true_count for batch in batches)
+    _check_exist(named, num_named, as_of)
+    if not num_named:
+        raise _nothing_left("no rows")
+    select_rollouts(num_named, 1, config.offline.samples, config.run.seed)
+
+
+def _check_exist(named: pa.Array | None, num_found: int, as_of: int) -> None:
+    if named is not None and num_found < len(named):
+        raise storage.QueryError(
+            f"`offline.query` names {len(named) - num_found} ids that are no rollouts with a "
+            f"completion as of commit {as_of}; select `rollouts.event_id as {QUERY_COLUMN}` of "
+            "those whose status is ok"
+        )
+
+
+def _nothing_left(counts: str) -> storage.QueryError:
+    return storage.QueryError(
+        f"expected rollouts to learn from, `offline.query` leaves none: {counts}; ask for others"
+    )
 
 
 def _wanted(batch: pa.RecordBatch, named: pa.Array | None) -> pa.BooleanArray:

@@ -30,7 +30,7 @@ def rescore(request: "RescoreRequest", store_path: Path, as_json: bool) -> None:
         facts: dict[str, Any] = {"store": str(store.path), **asdict(summary)}
         print_result(json.dumps(facts | ({"resume": command} if is_interrupted else {})))
     else:
-        print_result(printable("\n".join(_lines(store, summary))))
+        print_result("\n".join(map(printable, _lines(store, summary))))
     if is_interrupted:
         if not as_json:
             print_result(f"nothing is lost; go on with:\n  {command}")

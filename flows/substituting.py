@@ -19,13 +19,13 @@ Our choices:
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import storage
-from flows.batching import Scored
+from flows.batching import SUBSTITUTE, Scored
 from flows.config import RunConfig
 from flows.planned import OldRows, old_rows, picks_before_sampling, scored_samples, trajectories
 from flows.replaying import Decision, candidates_of, pick_rows, pick_rule
@@ -74,14 +74,37 @@ def samples_of(
         past: what it needs of earlier iterations.
     """
     scored = scored_samples(store, *place, scorer, past.old)
-    picks = picks_before_sampling(store, *place)
     rows = [] if past.decided is None else substitutes(config, past.decided, scored)
     identified = [
         row | {"event_id": storage.event_id("picks", row | {"run_id": place[0]})} for row in rows
     ]
-    old = old_rows(store, identified, scorer)
-    scored += trajectories(identified, old)
-    return Samples(scored, picks + identified, rows, past.old | old)
+    samples = _joined(store, place, scorer, past.old, scored, identified)
+    return replace(samples, substitutes=rows)
+
+
+def stored_samples(
+    store: Store, place: tuple[str, int], scorer: tuple[str, str], old: OldRows
+) -> Samples:
+    """Return what an iteration may learn from, with the substitutes that were stored for it."""
+    scored = scored_samples(store, *place, scorer, old)
+    picks = store.read("picks", run_id=place[0], iteration=place[1])
+    drawn = [pick for pick in picks if pick["pick_kind"] == SUBSTITUTE]
+    drawn.sort(key=lambda pick: int(pick["position"]))
+    return _joined(store, place, scorer, old, scored, drawn)
+
+
+def _joined(
+    store: Store,
+    place: tuple[str, int],
+    scorer: tuple[str, str],
+    old: OldRows,
+    scored: list[Scored],
+    drawn: list[Row],
+) -> Samples:
+    """Return the samples with the substitutes `drawn` for them, which have their ids."""
+    of_drawn = old_rows(store, drawn, scorer)
+    picks = picks_before_sampling(store, *place) + drawn
+    return Samples(scored + trajectories(drawn, of_drawn), picks, drawn, old | of_drawn)
 
 
 def substitutes(config: RunConfig, decided: Decision, scored: Sequence[Scored]) -> list[Row]:

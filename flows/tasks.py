@@ -97,6 +97,7 @@ def pick(run_id: str, iteration: int) -> int:
         return len(read("picks"))
     pinned = replaying.Pin.of_row(read("views_pinned")[0])
     decided = replaying.decide(session.store, run_id, session.config, iteration, pinned)
+    fetching.keep(session, decided)
     session.writer.append(
         {"replay_plans": [decided.plan], "picks": decided.picks}, batch_key=f"i{iteration:06d}-pick"
     )

@@ -2,8 +2,8 @@
 
 Our choice:
 1. A response that no stream has cut before is cut here; one that was keeps its states.
-2. A prompt is judged once, with the first of its rollouts that the slice has left: the first state
-   that is known of it, else a new one.
+2. A prompt is judged with the first of its rollouts that the slice has left: the first state that
+   is known of it, else a new one. Further states that other runs made of it go with their own.
 3. A response without any cut gets the state of its prompt, which says that it was looked at.
 4. What the backbone cannot read is unscorable, and that is its verdict: its states, or that of its
    prompt where there are none, are scored so. Such a state never stands for the prompt.
@@ -30,6 +30,7 @@ from storage.slices import ShardRows
 MAX_CUTS = 4  # of a response that no stream cut before; in training `value.cuts` says it
 MAX_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # of a forward pass
 OTHER_MODEL = "its token ids are not those of the base model"
+NO_PROMPT = "the token ids of its prompt are not stored"
 TOO_LONG = "its prompt fills the model's context"
 STATE_TOO_LONG = "a state is longer than the model's context"
 
@@ -95,7 +96,9 @@ class ValueJudge:
         vocabulary = int(self._policy.model.get_base_model().config.vocab_size)
         if max([*response["prompt_ids"], *response["completion_ids"]], default=0) >= vocabulary:
             return OTHER_MODEL
-        fits = 0 < len(response["prompt_ids"]) <= self._policy.context_tokens
+        if not len(response["prompt_ids"]):
+            return NO_PROMPT
+        fits = len(response["prompt_ids"]) <= self._policy.context_tokens
         return None if fits else TOO_LONG
 
     def _give_up(
@@ -135,10 +138,11 @@ class ValueJudge:
             own = known.get(response["event_id"], [])
             of_prompt = prompts.get(response["prompt_id"], [])
             is_first = response["is_first_of_prompt"]
-            # The first state of a prompt belongs to the first rollout, the others to their own.
-            wanted = [s for s in own if not s["is_judged"] and s not in of_prompt[:1]]
-            if is_first and not any(state["is_judged"] for state in of_prompt):
-                wanted += of_prompt[:1]
+            # The first state of a prompt belongs to the first rollout, the others to their own; so
+            # does the first where another run's state of the prompt was judged already.
+            shared = [] if any(state["is_judged"] for state in of_prompt) else of_prompt[:1]
+            wanted = [s for s in own if not s["is_judged"] and s not in shared]
+            wanted += shared if is_first else []
             new = self._new_states(response, place, bool(own), is_first and not of_prompt)
             judged.states += new
             wanted += [row | {"event_id": storage.event_id("states", row)} for row in new]

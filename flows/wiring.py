@@ -16,7 +16,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
-from flows.offline import Selection, named_ids
+from flows.offline import Selection, check_named
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
 from flows.streams import is_training
@@ -35,6 +35,7 @@ from storage import Store, StreamWriter
 
 if TYPE_CHECKING:
     from flows.fetching import Fetch
+    from flows.replaying import Decision
     from flows.reviewing import Gated
 
 
@@ -62,6 +63,7 @@ class Session:
     prompt_cache: dict[str, list[Prompt]] = field(default_factory=dict)
     selection: Selection | None = None  # what an offline run learns from, once it was asked for
     gated: dict[int, list["Gated"]] = field(default_factory=dict)  # of the iteration at hand
+    decided: "Decision | None" = None  # until the iteration's batch takes it up
     fetch: "Fetch | None" = None  # what the iteration's batch needs of earlier ones
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -124,7 +126,8 @@ def open_session(
     """
     storage.require_whole(store)
     task = build_task(config.task.name, config.task.params)
-    engine = _checked_engine(store, config, task)
+    parent = (facts or {}).get("parent_run_id")
+    engine = _checked_engine(store, config, task, parent or run_id)
     with progress.status(f"loading {config.model.name}"):
         policy = load_policy_model(model_spec(config), seed=derive_seed(config.run.seed, "adapter"))
     learner = Learner(policy, learner_config(config))
@@ -136,7 +139,7 @@ def open_session(
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
             _check_resumed(store, policy_run_id or run_id, digest, policy)
-            if (parent := (facts or {}).get("parent_run_id")) is not None:
+            if parent is not None:
                 _check_base(store, parent, policy)
             writer = store.open_stream(run_id, opened_row(config, digest) | dict(facts or {}))
             tracker = Tracker(store.path, config, run_id)
@@ -158,16 +161,19 @@ def open_session(
         sampler.close()
 
 
-def _checked_engine(store: Store, config: RunConfig, task: Task) -> SamplerName | None:
+def _checked_engine(store: Store, config: RunConfig, task: Task, run_id: str) -> SamplerName | None:
     """Return the sampler of a run, None for an offline one; refuse what would fail later.
+
+    `run_id` is the run, or the parent of a fork.
 
     Raises:
         ConfigError, TaskError: the sampler is not installed; an iteration asks for more prompts
             than there are.
-        QueryError: the query of an offline run is wrong.
+        QueryError: the query of an offline run is wrong, or names nothing to learn from.
     """
     if config.run.mode == "offline":
-        named_ids(store, config, store.head().number)
+        judge = (task.scorers[0].name, task.scorers[0].version)
+        check_named(store, run_id, config, judge)
         return None
     select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
     try:

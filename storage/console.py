@@ -26,7 +26,7 @@ from storage.answers import (
     size_bytes,
 )
 from storage.errors import QueryError
-from storage.gate import check_is_one_select, check_length
+from storage.gate import check_is_one_select, check_is_repeatable, check_length
 from storage.readonly import ROOT, ReadOnlyFiles
 from storage.state import State
 from storage.store import Store
@@ -118,24 +118,37 @@ def run_to_arrow(
 
 
 def selected_ids(
-    store: Store, query: str, column: str, *, as_of: int | None = None, time_limit_s: float = 600.0
+    store: Store,
+    query: str,
+    column: str,
+    *,
+    as_of: int | None = None,
+    is_repeated: bool = False,
+    time_limit_s: float = 600.0,
 ) -> list[str]:
     """Return the ids that one SELECT names in its one column, each once, sorted, however many.
 
+    With `is_repeated` it is asked again later, and has to say the same then.
+
     Raises:
-        QueryError: it is not one SELECT, has other columns, fails or takes too long.
+        QueryError: it is not one SELECT, has other columns, names a NULL, fails or takes too long;
+            or it may say otherwise later.
         DamagedError: segments are damaged.
     """
 
     def take(connection: duckdb.DuckDBPyConnection, query: str) -> list[str]:
+        if is_repeated:
+            check_is_repeatable(connection, query)
         reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
         if reader.schema.names != [column]:
             raise QueryError(
                 f"expected a query with the one column `{column}`, came one with "
                 f"{', '.join(map(printable, reader.schema.names))}"
             )
-        found = {str(value) for batch in reader for value in batch.column(0).to_pylist()}
-        return sorted(found)
+        found = {value for batch in reader for value in batch.column(0).to_pylist()}
+        if None in found:
+            raise QueryError(f"expected ids, came NULL; add `where {column} is not null`")
+        return sorted(map(str, found))
 
     question = _Question(query, store.number(as_of), False, time_limit_s)
     return _ask(store, question, take)[0]

@@ -109,7 +109,7 @@ def rounded(value: Any) -> Any:
 
 
 def risen(store: Store, run_id: str, config: RunConfig) -> str:
-    """Return the entries whose base rose most between the last two models."""
+    """Return the entries whose priority rose most between the last two models."""
     models = store.read("value_models", run_id=run_id)
     if len(models) < 2:
         return "There were fewer than two value models."

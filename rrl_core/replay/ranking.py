@@ -8,8 +8,9 @@ from rrl_core.replay.factors import Candidates, Floats, concatenate
 class Best:
     """The `size` candidates with the largest keys, whatever their order and chunking.
 
-    Equal keys are ranked by entry id. Memory is that of `size` rows and one chunk.
-    """
+    Equal keys are ranked by the hash of the entry id: ids begin with the prompt's, so in their order
+    whole prompts would be left out. Memory is that of `size` rows and one chunk.
+    """  # noqa: E501
 
     def __init__(self, size: int):
         if size < 1:
@@ -31,7 +32,8 @@ class Best:
         if len(keys) > self._size:
             self.has_dropped = True
             order = order[keys >= np.partition(keys, -self._size)[-self._size]]
-        ids = candidates.entry_id
-        best = sorted(order.tolist(), key=lambda row: (-keys[row], ids[row]))[: self._size]
-        rows = np.array(best, dtype=np.intp)
+        ids, hashes = candidates.entry_id, candidates.entry_hash
+        # ids decide between hashes that collide
+        best = sorted(order.tolist(), key=lambda row: (-keys[row], hashes[row], ids[row]))
+        rows = np.array(best[: self._size], dtype=np.intp)
         self.rows, self.keys = candidates.take(rows), keys[rows]

@@ -15,7 +15,8 @@ Our choice:
 4. Of more boundaries than asked for, those in the middle of equal shares of the list are kept;
    ends of turns come first.
 5. Drop: for a success that the policy has forgotten, up to and with the token whose log-prob fell
-   most since it was sampled. It is given, because it is what the policy no longer does by itself.
+   most since it was sampled, by 0.1 nats or more (its probability by a tenth). It is given, because
+   it is what the policy no longer does by itself.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ import numpy as np
 
 CutKind = Literal["prompt", "line", "sentence", "code", "turn", "word", "half", "drop"]
 MAX_FRAC = 0.8
+MIN_DROP = 0.1  # nats: less is rounding, or a policy that hardly moved
 
 _BROKEN = "\ufffd"  # what a decoder writes for a character that is not complete
 _MAX_CHARACTER_TOKENS = 4  # UTF-8 has at most 4 bytes a character
@@ -113,7 +115,8 @@ def drop_cut(
         max_frac: (0, 1], only the first part of the response is searched.
 
     Returns:
-        A cut of kind "drop" that gives the token; None where no token of that part fell.
+        A cut of kind "drop" that gives the token; None where no token of that part fell by
+        `MIN_DROP`.
 
     Raises:
         ValueError: lengths differ, a log-prob is NaN, or `max_frac` is out of range.
@@ -128,7 +131,7 @@ def drop_cut(
     if any(math.isnan(drop) for drop in drops):
         raise ValueError("expected log-probs that are numbers, got NaN; leave the response out")
     largest = max(drops, default=0.0)
-    return Cut(drops.index(largest) + 1, "drop") if largest > 0 else None
+    return Cut(drops.index(largest) + 1, "drop") if largest >= MIN_DROP else None
 
 
 def prefix_sha256(ids: Sequence[int]) -> str:

@@ -19,3 +19,8 @@ def seldom_scored(prompt: Prompt, completion: str) -> Score:
 def uneven(prompt: Prompt, completion: str) -> float:
     """Solve prompts whose id ends in a letter whatever is said; the others take a 7 in time."""
     return 1.0 if not prompt.prompt_id[-1].isdigit() else float("7" in completion[:4])
+
+
+def never(prompt: Prompt, completion: str) -> Score:
+    """Judge nothing."""
+    return Score(None, "unscorable")

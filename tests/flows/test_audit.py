@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from flows import tasks
+from flows import auditing, replaying, tasks
 from flows.auditing import Audited, audit
 from flows.batching import replay_rows
 from flows.history_commands import run_audit
@@ -88,9 +89,68 @@ def test_a_changed_view_file_is_named(replayed: storage.Store, monkeypatch: pyte
     assert "replay_buffer" in found[0].where
 
 
-def test_an_altered_pick_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from flows import replaying
+def test_what_other_code_decided_is_no_difference_and_said_once_an_iteration(
+    replayed: storage.Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    decide, plan = auditing.decide, auditing.replay_rows
 
+    def rarely(*arguments):  # a rule that picks nothing
+        decision = decide(*arguments)
+        return replace(decision, plan=decision.plan | {"num_picked": 0}, picks=[])
+
+    monkeypatch.setattr(auditing, "decide", rarely)
+    assert {d.what for a in audited(replayed, 5) for d in a.differences} == {"replay plan", "pick"}
+    monkeypatch.setattr(auditing, "code_version", lambda: "9.0.0")
+    [written] = {row["code_version"] for row in replayed.read("runs", run_id=RUN_ID)}
+    [found] = audited(replayed, 5)
+    assert found.differences == []
+    assert f"written by code {written}, derived by 9.0.0" in found.unlike
+    with pytest.raises(SystemExit) as end:
+        run_audit(RUN_ID, 5, replayed.path, as_json=False)
+    assert end.value.code == 5
+    assert capsys.readouterr().out.count(found.unlike) == 1
+
+    def forged(*arguments):  # what follows from the picks is compared all the same
+        rows = plan(*arguments)
+        rows[3]["advantage"] += 0.25
+        return rows
+
+    monkeypatch.setattr(auditing, "replay_rows", forged)
+    assert [d.what for d in audited(replayed, 5)[0].differences] == ["replay"]
+    with pytest.raises(SystemExit) as end:
+        run_audit(RUN_ID, 5, replayed.path, as_json=False)
+    assert end.value.code == 1
+
+
+def test_other_code_that_decides_the_same_is_as_derived(
+    replayed: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(auditing, "code_version", lambda: "9.0.0")
+    [found] = audited(replayed, 5)
+    assert (found.differences, found.unlike) == ([], "")
+    monkeypatch.setattr(storage, "view_digests", lambda *names: dict.fromkeys(names, "a new text"))
+    [found] = audited(replayed, 5)
+    assert found.differences == []
+    assert "with another text of view replay_buffer" in found.unlike
+
+
+def test_an_iteration_that_planned_no_sample_is_derived_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def forged(*arguments):
+        decision = decide(*arguments)
+        return replace(decision, plan=decision.plan | {"num_candidates": 7})
+
+    decide = replaying.decide
+    monkeypatch.setattr(replaying, "decide", forged)
+    reward = "task.reward=tests.flows.rewards:never"
+    store = run_here(tmp_path / "store", replay_config(reward, "run.iterations=1"))
+    assert store.read("replays") == []
+    [found] = audited(store)
+    assert ["num_candidates" in d.where for d in found.differences] == [True]
+
+
+def test_an_altered_pick_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     original = replaying.decide
 
     def forged(store, run_id, config, iteration, pin):

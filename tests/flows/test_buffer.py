@@ -1,14 +1,16 @@
 """The buffer a run picks from: bounded whoever judges, weighed by a curriculum where it is on."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import storage
 from flows.materializing import Moment, materialize
 from flows.replaying import NO_MODEL, Buffer, Pin, decide, read_buffer
+from rrl_core.replay.factors import hash_ids
 from rrl_core.replay.schedule import curriculum_weights
-from tests.flows.conftest import RUN_ID, replay_config
+from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 ITERATION = 5
 
@@ -29,7 +31,8 @@ def test_without_a_model_the_capacity_bounds_the_states_and_keeps_the_best(
     whole = read_buffer(replayed, RUN_ID, pin, replay_config())
     worth = {row["entry_key"]: row["value"] - row["prompt_value"] for row in states_in(whole)}
     few = read_buffer(replayed, RUN_ID, pin, replay_config("replay.capacity=10"))
-    best = sorted(worth, key=lambda key: (-worth[key], key))[:10]
+    hashes = dict(zip(worth, hash_ids(worth), strict=True))
+    best = sorted(worth, key=lambda key: (-worth[key], hashes[key]))[:10]
     assert sorted(row["entry_key"] for row in states_in(few)) == sorted(best)
     assert few.num_candidates == whole.num_candidates
     assert few.num_eligible()["state"] == 10
@@ -50,13 +53,15 @@ def test_below_the_capacity_the_same_is_picked(replayed: storage.Store, pin: Pin
     assert decided[0].picks
 
 
-def test_a_model_that_judges_within_the_capacity_is_bounded_by_it_already(
-    replayed: storage.Store,
-):
-    [row] = replayed.read("views_pinned", run_id=RUN_ID, iteration=ITERATION)
-    version = replayed.read("value_models", run_id=RUN_ID)[3]["scorer_version"]
-    buffer = read_buffer(replayed, RUN_ID, Pin(row["as_of"], version), replay_config())
-    assert "beyond_capacity" not in buffer.reasons_json()
+def test_a_model_that_judges_within_the_capacity_is_bounded_by_it_already(tmp_path: Path):
+    config = replay_config("replay.capacity=10", "run.iterations=4")
+    store = run_here(tmp_path / "store", config)
+    model = store.read("value_models", run_id=RUN_ID)[-1]
+    pins = [Pin(store.head().number, version) for version in (model["scorer_version"], NO_MODEL)]
+    judged, unjudged = (read_buffer(store, RUN_ID, pin, config) for pin in pins)
+    assert "beyond_capacity" in unjudged.reasons_json()  # there is more than is held
+    assert "beyond_capacity" not in judged.reasons_json()
+    assert 0 < len(states_in(judged)) <= 10
 
 
 def test_a_curriculum_multiplies_priorities_by_the_weight_of_the_difficulty(

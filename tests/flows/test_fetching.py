@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from flows import fetching, tasks
+from flows import fetching, replaying, tasks
 from flows.planned import OldRows, old_rows, picks_before_sampling, planned_steps
 from flows.progress import Progress
 from flows.train import train
@@ -87,3 +87,23 @@ def test_steps_are_the_same_whether_old_rows_are_given_or_read(replayed: storage
 def replay_version(store: storage.Store) -> str:
     rows = store.read("scores", run_id=RUN_ID, iteration=1)
     return next(r["scorer_version"] for r in rows if r["kind"] == "reward")
+
+
+def test_what_is_replayed_is_decided_once_an_iteration_and_again_after_a_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    decide, decided = replaying.decide, []
+
+    def note(*arguments):
+        decided.append(arguments[3])
+        return decide(*arguments)
+
+    monkeypatch.setattr(replaying, "decide", note)
+    config = scripted_config("replay.replace_zero_variance=true", "run.iterations=3")
+    with monkeypatch.context() as broken:
+        broken.setattr(tasks, "generate", lambda run_id, iteration: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_script(tmp_path / "store", config, forgetful, broken)
+    assert decided == [1]
+    run_script(tmp_path / "store", config, forgetful, monkeypatch)
+    assert decided == [1, 1, 2, 3]

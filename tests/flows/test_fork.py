@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import storage
+from flows.auditing import audit
 from flows.commands import TrainRequest
 from flows.commands import train as train_command
 from flows.config import ConfigError
@@ -48,6 +49,12 @@ def test_a_fork_picks_what_its_parent_picked(forked: storage.Store):
 def test_a_fork_copies_no_rollouts(forked: storage.Store):
     rows = forked.read("rollouts", run_id=FORK_ID)
     assert {r["iteration"] for r in rows if r["role"] != "evaluation"} == {4, 5, 6}
+
+
+def test_a_fork_is_derived_from_the_iteration_after_its_parents(forked: storage.Store):
+    audited = list(audit(forked, FORK_ID, replay_config()))
+    assert [a.iteration for a in audited] == [3, 4, 5, 6]
+    assert [d for a in audited for d in a.differences] == []
 
 
 def test_the_lineage_says_whose_iteration_it_is(forked: storage.Store):

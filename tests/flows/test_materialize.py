@@ -8,6 +8,7 @@ import storage
 from flows.history_commands import MaterializeRequest, run_materialize
 from flows.materializing import Moment, compare_moments, materialize
 from flows.metrics import iteration_metrics
+from flows.replaying import Pin, decide
 from tests.flows.conftest import RUN_ID, replay_config
 
 CONFIG = replay_config()
@@ -32,6 +33,19 @@ def test_what_was_picked_had_the_facts_that_are_shown(replayed: storage.Store):
             row = shown[pick["unit"], pick["entry_id"]]
             for name in ("value", "prompt_value", "base", "freshness", "rarity", "priority", "age"):
                 assert row[name] == pick[name], name
+
+
+def test_what_lies_beyond_the_capacity_is_counted_as_in_the_plan(replayed: storage.Store):
+    config = replay_config("replay.capacity=10")
+    pin = Pin(pinned(replayed, 5), "none")
+    plan = decide(replayed, RUN_ID, config, 5, pin).plan
+    found = materialize(replayed, RUN_ID, config, Moment(pin.as_of, "none"), limit=10_000)
+    of_states = {reason: n for (unit, reason), n in found.reasons.items() if unit == "state"}
+    assert of_states == json.loads(plan["reasons_json"])["state"]
+    assert of_states["beyond_capacity"] > 0
+    assert len(found.best) == plan["num_eligible"]
+    whole = materialize(replayed, RUN_ID, CONFIG, Moment(pin.as_of, "none"), limit=10_000)
+    assert len(whole.best) - len(found.best) == of_states["beyond_capacity"]
 
 
 def test_entries_are_listed_by_priority_and_the_rest_is_counted(replayed: storage.Store):
@@ -63,7 +77,7 @@ def test_another_judge_at_another_time_gives_another_buffer(replayed: storage.St
         if change.kind == "rose":
             assert change.before
             assert change.after
-            assert change.rise == change.after["base"] - change.before["base"] > 0
+            assert change.rise == change.after["priority"] - change.before["priority"] > 0
 
 
 def test_nothing_changes_between_a_moment_and_itself(replayed: storage.Store):

@@ -13,7 +13,6 @@ import pytest
 
 import storage
 from flows.auditing import audit
-from flows.cli import app
 from flows.config import RunConfig, load_config
 from flows.forking import plan_fork
 from flows.metrics import iteration_metrics
@@ -270,34 +269,50 @@ def test_another_base_model_is_refused_and_both_are_named(store: storage.Store):
         ("select 'nothing' as rollout_id", "1 ids that are no rollouts"),
         ("copy (select 1) to '/tmp/rrl-never'", "nothing was run"),
         ("select 1; select 2", "expected one SELECT, came 2"),
-        (
-            "select event_id as rollout_id from rollouts where role = 'evaluation'",
-            "leaves none: 12 held_out",
-        ),
+        ("select event_id as rollout_id from rollouts union all select null", "came NULL"),
+        ("select event_id as rollout_id from rollouts order by random() limit 20", "`random`"),
     ],
 )
-def test_a_query_that_names_nothing_to_learn_from_is_refused(
+def test_a_query_that_names_no_rollouts_or_others_each_time_is_refused_before_a_run_begins(
     store: storage.Store, query: str, message: str
 ):
+    head = store.head()
     with pytest.raises(storage.QueryError, match=message):
         learn(store, offline_config(f"offline.query={query}"))
-    assert store.read("updates", run_id="offline-run") == []
+    assert store.head() == head
     assert not Path("/tmp/rrl-never").exists()
 
 
+def test_a_query_that_leaves_nothing_to_learn_from_is_refused(store: storage.Store):
+    query = "select event_id as rollout_id from rollouts where role = 'evaluation'"
+    with pytest.raises(storage.QueryError, match="leaves none: 12 held_out"):
+        learn(store, offline_config(f"offline.query={query}"))
+    assert store.read("updates", run_id="offline-run") == []
+
+
+def test_a_query_about_what_was_not_learned_yet_is_asked_as_of_the_first_pin(store: storage.Store):
+    unused = "where event_id not in (select rollout_id from replays where run_id = 'offline-run')"
+    query = f"select event_id as rollout_id from rollouts {unused} and role = 'attempt'"
+    config = offline_config(f"offline.query={query}", "offline.samples=24", "run.iterations=3")
+    with StopAfter(2) as progress:  # all 48 were learned from
+        assert train(store, config, "offline-run", "none", progress) == "interrupted"
+    assert learn(store, config) == "finished"
+
+
 def test_more_samples_than_there_are_is_refused(store: storage.Store):
+    head = store.head()
     with pytest.raises(TaskError, match=r"`offline.samples` = 49 rollouts.* came 48"):
         learn(store, offline_config("offline.samples=49"))
+    assert store.head() == head
 
 
-def test_a_query_that_answers_otherwise_later_is_refused(store: storage.Store):
-    of_attempts = "select event_id as rollout_id from rollouts where role = 'attempt'"
-    query = f"offline.query={of_attempts} order by random() limit 20"
-    config = offline_config(query, "run.iterations=2")
+def test_a_resumed_run_whose_query_answers_otherwise_is_refused(store: storage.Store):
+    of_attempts = "offline.query=select event_id as rollout_id from rollouts where role = 'attempt'"
     with StopAfter(1) as progress:
+        config = offline_config(of_attempts, "run.iterations=2")
         assert train(store, config, "offline-run", "none", progress) == "interrupted"
     with pytest.raises(storage.QueryError, match="answers otherwise than in iteration 1"):
-        learn(store, config)
+        learn(store, offline_config(f"{of_attempts} and sample_index < 3", "run.iterations=2"))
 
 
 def test_an_offline_run_never_loads_vllm(store: storage.Store):
@@ -318,67 +333,6 @@ def test_no_sampler_refuses_to_sample():
     assert sampler.policy_version == -1
     with pytest.raises(SamplerError, match="learns from history alone"):
         sampler.generate([], SamplingParams())
-
-
-def export(store: storage.Store, query: str, output: Path, what: str = "sft") -> None:
-    arguments = ["export", what, "--query", query, "--output", str(output)]
-    app([*arguments, "--store", str(store.path)], standalone_mode=False)
-
-
-def test_rollouts_are_exported_as_lines_to_learn_from(store: storage.Store, tmp_path: Path):
-    query = "select event_id as rollout_id from rollouts where role = 'attempt'"
-    export(store, query, tmp_path / "out.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    rewards = {r["target_id"]: r["value"] for r in store.read("scores", run_id=SOURCE)}
-    prompts = {p["prompt_id"]: p for p in store.read("prompts", run_id=SOURCE)}
-    attempts = [r for r in store.read("rollouts", run_id=SOURCE) if r["role"] == "attempt"]
-    assert lines == [
-        {
-            "prompt_id": row["prompt_id"],
-            "messages": json.loads(prompts[row["prompt_id"]]["messages_json"]),
-            "completion": row["completion"],
-            "reward": rewards[row["event_id"]],
-        }
-        for row in sorted(attempts, key=lambda row: str(row["event_id"]))
-    ]
-
-
-def test_an_export_keeps_a_hostile_completion_as_it_is(store: storage.Store, tmp_path: Path):
-    hostile = '\x1b[2J=cmd|"\n</script>\u2028{"reward": 1}'
-
-    def change(table: str, row: Row) -> Row:
-        return row | {"completion": hostile} if table == "rollouts" else row
-
-    copied(store, "hostile-run", change, policy_row(store))
-    query = "select event_id as rollout_id from rollouts where run_id = 'hostile-run'"
-    export(store, query, tmp_path / "out.jsonl")
-    lines = (tmp_path / "out.jsonl").read_text().split("\n")[:-1]
-    assert [json.loads(line)["completion"] for line in lines] == [hostile] * 16
-
-
-@pytest.mark.parametrize(
-    ("query", "what", "message"),
-    [
-        ("select event_id from rollouts", "sft", "the one column `rollout_id`"),
-        ("select 'x' as rollout_id where false", "sft", "selects nothing"),
-        ("select 'no' as rollout_id", "sft", "1 ids that are no rollouts .*the first `no`"),
-        ("drop table rollouts", "sft", "nothing was run"),
-        ("select 1", "folder", "came `folder`"),
-    ],
-)
-def test_an_export_that_is_refused_leaves_no_file(
-    store: storage.Store, tmp_path: Path, query: str, what: str, message: str
-):
-    with pytest.raises(storage.QueryError, match=message):
-        export(store, query, tmp_path / "out.jsonl", what)
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_an_export_never_overwrites_a_file(store: storage.Store, tmp_path: Path):
-    (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(storage.QueryError, match="expected a new file"):
-        export(store, "select event_id as rollout_id from rollouts", tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from flows import tasks
+from flows import deployments, tasks
 from flows.materializing import Moment, materialize
 from flows.past import refit_history
 from flows.progress import Progress
@@ -35,6 +35,22 @@ def test_a_model_fitted_from_outside_judges_what_a_run_left(
     assert judged
     assert {r["scorer_version"] for r in judged} == {row["scorer_version"]}
     assert not storage.verify(store, deep=True)
+
+
+def test_the_scheduled_refit_judges_the_states_of_its_run(
+    replayed: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(replayed.path, tmp_path / "store")
+    for step in ("refit", "rescore"):  # without a Prefect server
+        monkeypatch.setattr(deployments, step, getattr(deployments, step).fn)
+    monkeypatch.setattr(deployments.LoggedProgress, "note", lambda self, text: None)
+    told = deployments.refit_value_model.fn(tmp_path / "store")
+    store = storage.open(tmp_path / "store")
+    [model] = store.read("value_models", run_id=f"refit-{RUN_ID}-1")
+    assert told["version"] == model["scorer_version"]
+    judged = store.read("scores", run_id=told["stream"])
+    assert {row["scorer_version"] for row in judged} == {model["scorer_version"]}
+    assert {row["target_id"] for row in judged} == {row["event_id"] for row in store.read("states")}
 
 
 def test_a_second_fit_is_another_stream(replayed: storage.Store, tmp_path: Path):

@@ -241,6 +241,18 @@ def test_ctrl_c_finishes_the_shard_and_says_how_to_go_on(
     check_judged_once(store, ids, scorer)
 
 
+def test_the_summary_is_a_line_for_each_thing_it_says(
+    store: storage.Store, rrl: Callable[..., tuple[Any, str, str]]
+):
+    write_history(store, 4)
+    code, out, _ = rrl("--scorer", "final_number")
+    assert code == 0
+    lines = out.splitlines()  # the store, the slice, the stream, the scores
+    assert len(lines) == 4
+    assert lines[1].startswith("4 rollouts in the slice, 0 were judged before by final_number")
+    assert lines[3] == "4 scores added: 4 ok"
+
+
 def test_the_list_of_runs_says_how_to_go_on(
     store: storage.Store,
     happening: Callable[[Callable[[int], None]], str],

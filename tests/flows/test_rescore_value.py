@@ -12,6 +12,7 @@ import pytest
 
 import storage
 from flows.cli import main
+from flows.translate import value_row
 from flows.wiring import model_spec, opened_row
 from rrl_core.policy.model import Policy, load_policy_model
 from rrl_core.value.cuts import cut_points
@@ -96,6 +97,13 @@ def judged(store: storage.Store, version: str) -> dict[tuple[str, int], float]:
     return {(s["rollout_id"], s["prefix_tokens"]): value for s, value in targets}
 
 
+def state_of(rollout_id: str, run_id: str, prefix: int) -> dict[str, Any]:
+    return {
+        "iteration": 1, "rollout_id": rollout_id, "prefix_tokens": prefix, "cut": "line",
+        "source_run_id": run_id, "prompt_id": "p00000", "prefix_sha256": f"{prefix}",
+    }  # fmt: skip
+
+
 def test_every_response_is_cut_and_every_state_judged_once(store: storage.Store, policy: Policy):
     ids = write_run(store, 32)  # 8 prompts of 4 responses, in shards of 6
     model = make_model(policy, 1)
@@ -171,6 +179,23 @@ def test_a_prompt_whose_state_comes_later_in_the_slice_is_judged_once(
     assert [key for key in judged(store, "v2") if key[1] == 0] == [(ids[2], 0)]
 
 
+def test_runs_that_share_a_prompt_have_every_state_of_it_judged(
+    store: storage.Store, policy: Policy
+):
+    firsts = {run: write_history(store, 4, run)[0] for run in ("early", "late")}
+    write_run(store, 0)
+    publish(store, make_model(policy, 1), "v1")
+    for run, rollout_id in firsts.items():  # as training cuts them: the prompt once in each run
+        writer, state = store.open_stream(run, OPENED), state_of(rollout_id, run, 0)
+        writer.append({"states": [state]}, "states")
+    row = value_row(1, writer.event_id_of("states", state), "v1", 0.5)
+    writer.append({"scores": [row]}, "values")  # the later run judged its own
+    rescore_here(store, "value", shard_rollouts=3)
+    assert {key for key in judged(store, "v1") if key[1] == 0} == {(i, 0) for i in firsts.values()}
+    assert len(store.read("states")) == len(store.read("scores"))
+    assert rescore_here(store, "value").ended == "nothing to do"
+
+
 def test_a_response_too_short_to_cut_is_known_by_the_state_of_its_prompt(
     store: storage.Store, policy: Policy
 ):
@@ -221,6 +246,7 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
         rollout("p0", 1),
         rollout("p0", 2),
         rollout("p0", 3, role="evaluation"),
+        rollout("p0", 4),
     ]
     ids = [writer.event_id_of("rollouts", row) for row in rows]
     context = policy.context_tokens
@@ -231,6 +257,7 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
                 tokens(ids[1], completion_ids=[300, 1]),  # the tiny model knows 259 ids
                 tokens(ids[2], prompt_ids=[1] * (context + 1)),
                 tokens(ids[3]),
+                tokens(ids[4], prompt_ids=[]),
             ],
         },
         "b",
@@ -242,14 +269,16 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
         "its token ids are not those of the base model": 1,
         "its prompt fills the model's context": 1,
         "only attempts and retries are cut into states": 1,
+        "the token ids of its prompt are not stored": 1,
     }
     assert len({rollout_id for rollout_id, _ in judged(store, "v1")}) == 4
     verdicts = [row for row in store.read("scores") if row["status"] == "unscorable"]
     assert {row["feedback"] for row in verdicts} == {
         "its token ids are not those of the base model",
         "its prompt fills the model's context",
+        "the token ids of its prompt are not stored",
     }
-    assert [row["value"] for row in verdicts] == [None, None]
+    assert [row["value"] for row in verdicts] == [None, None, None]
     again = rescore_here(store, "value")
     assert (again.ended, again.scores) == ("nothing to do", {})
     assert not storage.verify(store, deep=True)
@@ -263,13 +292,7 @@ def test_a_state_that_became_too_long_is_judged_once_and_never_again(
     writer = store.open_stream("long", OPENED)
     long_id = writer.event_id_of("rollouts", row)
     context = policy.context_tokens
-    states = [
-        {
-            "iteration": 1, "rollout_id": long_id, "prefix_tokens": prefix, "cut": "line",
-            "source_run_id": "long", "prompt_id": "p00000", "prefix_sha256": f"{prefix}",
-        }
-        for prefix in (1, context)
-    ]  # fmt: skip
+    states = [state_of(long_id, "long", prefix) for prefix in (1, context)]
     ids = tokens(long_id, prompt_ids=[65] * 9, completion_ids=[66] * (context + 9))
     writer.append({"rollouts": [row], "rollout_tokens": [ids], "states": states}, "b")
     publish(store, make_model(policy, 1), "v1")

@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import storage
-from flows import tasks
+from flows import auditing, tasks
 from flows.auditing import audit
 from flows.config import ConfigError
+from flows.materializing import Moment, compare_moments
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.retrying import Comparisons, compare_with_old
@@ -205,3 +207,31 @@ def test_a_forged_outcome_of_a_retry_is_named(plain: storage.Store):
     assert (found[0].stored, found[0].derived) == ("'rescued'", "'regressed'")
     [row] = [r for r in plain.read("retries") if r["outcome"] == "rescued"]
     assert found[0].where == f"{row['old_rollout_id']} {row['new_rollout_id']}, outcome"
+
+
+def test_substitutes_that_other_code_drew_are_taken_as_stored(
+    filled: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    def without(*arguments):
+        return replace(decide(*arguments), most_substitutes=0)
+
+    decide = auditing.decide
+    monkeypatch.setattr(auditing, "decide", without)
+    [found] = auditing.audit(filled, RUN_ID, SWITCHED_ON, [LATE])
+    assert {"pick", "replay"} <= {d.what for d in found.differences}
+    monkeypatch.setattr(auditing, "code_version", lambda: "9.0.0")
+    [found] = auditing.audit(filled, RUN_ID, SWITCHED_ON, [LATE])
+    assert found.differences == []
+    assert found.unlike
+
+
+def test_a_trajectory_that_only_aged_has_fallen(plain: storage.Store):
+    query = f"select _commit from policies where iteration = {LATE}"
+    [(published,)] = plain.sql(query).fetchall()
+    before, after = (Moment(number, "none") for number in (published - 1, published))
+    changes = compare_moments(plain, RUN_ID, scripted_config(), before, after)
+    fell = [change for change in changes if change.kind == "fell"]
+    assert fell
+    for change in fell:
+        assert change.before["base"] == change.after["base"]
+        assert "freshness" in change.why

@@ -243,6 +243,10 @@ def test_what_was_not_forgotten_has_no_drop():
     assert drop_cut([-2.0, -2.0, -2.0], [-1.0, -2.0, -9.0]) is None  # the last is beyond 0.8
     assert drop_cut([-1.0], [-5.0]) is None
     assert drop_cut([], []) is None
+    # rounding is no drop: 5e-7 nats; nor is 0.09, a probability of 0.914 of what it was
+    assert drop_cut([-1.0, -2.0, -0.5], [-1.0, -2.0000005, -0.5]) is None
+    assert drop_cut([-1.0, -2.0, -0.5], [-1.0, -2.09, -0.5]) is None
+    assert drop_cut([-1.0, -2.0, -0.5], [-1.0, -2.11, -0.5]) == Cut(2, "drop")
 
 
 @pytest.mark.parametrize(
