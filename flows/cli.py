@@ -491,7 +491,7 @@ EXIT_CODES = {
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
             "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError",
-            "PolicyError", "QueryError", "RescoreError", "RowError", "RunError", "StorageError",
+            "PolicyError", "QueryError", "RecordingError", "RescoreError", "RowError", "RunError", "StorageError",
             "StoreNotFoundError", "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,
