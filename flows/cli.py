@@ -491,8 +491,8 @@ EXIT_CODES = {
         (
             "AdapterError", "ClosedIterationError", "ConfigError", "ConflictError",
             "DeployError", "ImporterError", "ModelNotFoundError", "NewerSchemaError",
-            "PolicyError", "QueryError", "RecordingError", "RescoreError", "RowError", "RunError", "StorageError",
-            "StoreNotFoundError", "TaskError", "ValueModelError",
+            "PolicyError", "QueryError", "RecordingError", "RescoreError", "RowError", "RunError",
+            "StorageError", "StoreNotFoundError", "TaskError", "ValueModelError",
         ),
         EXIT_BAD_INPUT,
     ),
