@@ -387,7 +387,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(tmp_path, monke
     assert "file" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the warm start alone takes minutes
 def test_the_command_goes_on_where_it_was_and_writes_its_page(tmp_path):
     common = ("--seeds", 1, "--budget", 300, "--work", tmp_path)
     first = run("--arms", "grpo", *common)
