@@ -106,6 +106,11 @@ def replay_rows(
             for key, row in samples
         ]
     samples += review_samples(config, iteration, reviewed)
+    return _placed(config, iteration, samples)
+
+
+def _placed(config: RunConfig, iteration: int, samples: Sequence[tuple[str, Row]]) -> list[Row]:
+    """Return samples, each with what decides its step, at their places in the steps' batches."""
     seed = derive_seed(config.run.seed, "steps", iteration)
     steps = plan_steps(
         [key for key, _ in samples], config.learner.steps, config.learner.epochs, seed

@@ -41,7 +41,6 @@ from rrl_core.tasks.protocol import Messages, Prompt
 from storage import Store
 
 VIEW = "memory"
-REVIEW_PHASE, SECOND_PHASE = "review", "second_attempt"
 UNREVIEWED_ARM = "no_memory_review"  # the review of a no_memory control: no answer
 ANSWER_ROLES = ("second_attempt", "control")
 

@@ -27,7 +27,7 @@ from storage import StorageError, Store
 
 
 def train_loop(run_id: str, step: Steps) -> None:
-    """Alternate generation and learning until the planned iterations are published."""
+    """Alternate generation and learning until the planned iterations, or the budget, are spent."""
     session = session_of(run_id)
     newest = step.start(run_id)
     planned = session.config.run.iterations
