@@ -196,8 +196,9 @@ def _locate(
 
 
 def _half(text_of: Callable[[int], str], text: str, num_tokens: int, limit: int) -> list[Cut]:
-    """Cut at the end of the character that ends nearest to half."""
-    half = num_tokens // 2
+    """Cut at the end of the character that ends nearest to half of what is not blank at first."""
+    blank = bisect_left(range(1, num_tokens), True, key=lambda t: bool(text_of(t).strip()))
+    half = blank + (num_tokens - blank) // 2
     near = range(max(1, half - _MAX_CHARACTER_TOKENS), min(limit, half + _MAX_CHARACTER_TOKENS) + 1)
     whole = [t for t in near if text_of(t).strip() and text.startswith(text_of(t))]
     return [Cut(t, "half") for t in sorted(whole, key=lambda t: abs(t - half))[:1]]

@@ -183,6 +183,12 @@ def test_cuts_are_increasing_never_beyond_the_limit_and_end_at_a_character(parts
         assert "\n" in text[len(text.rstrip()) :] or cut.cut != "line"
 
 
+def test_a_blank_opening_does_not_hide_the_half():
+    # nine blanks, then two digits: after the first of them
+    cuts = cut_points(list(b"\n\n  \n\n   12"), tiny_decode, 1, max_frac=1.0)
+    assert cuts == [Cut(10, "half")]
+
+
 @given(words.filter(lambda parts: len("".join(parts).strip()) > 1), st.integers(1, 5))
 def test_whatever_has_two_characters_is_cut(parts, num):
     ids = list("".join(parts).encode())
