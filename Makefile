@@ -57,6 +57,7 @@ bench: setup
 
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 7200 -s
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=search --timeout 1800
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

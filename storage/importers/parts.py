@@ -126,13 +126,14 @@ class Cutter:
         """
         reader, groups = source.reader, _Groups(source.key, self._prompt_id)
         piece: Slice | None = None
-        known, is_open = source.position, False
+        known, is_open, start = source.position, False, 0
         for record in reader:
             is_open = not (record.is_ended or with_open_line)
             if is_open:
                 break
             placed, begins = groups.place(record.samples, record.number)
-            if record.content_end <= known:
+            is_known, start = start < known >= record.content_end, record.position
+            if is_known:
                 continue
             if piece is not None and self._is_full(begins):
                 piece.sha256 = reader.sha256(with_last=False)

@@ -136,6 +136,12 @@ def test_going_on_from_any_part_gives_the_rest_as_it_would_have_been(
     assert parts_of(path, position, lines) == whole[keep:]
 
 
+def test_blank_lines_where_a_part_ended_are_lines_of_the_next(tmp_path: Path):
+    (tmp_path / "f").write_text("\n\n\n")
+    first, *rest = parts_of(tmp_path / "f", lines=1)
+    assert parts_of(tmp_path / "f", first.slices[-1].position, lines=1) == rest != []
+
+
 def test_the_hash_of_a_part_is_that_of_all_bytes_before_its_end(tmp_path: Path):
     import hashlib
 
