@@ -1,14 +1,14 @@
 """Studies: arms times seeds as runs of one store, at one budget, so that arms differ in one thing.
 
 A study is a TOML file. Every run is a training run like any other, in a process of its own, named
-`<study>-<arm>-<seed>`; what is finished is kept, what was begun is resumed. The seeds of an arm are
-those of every other: runs are compared in pairs.
+`<study>-<arm>-<seed>`, or `<study>-<task>-<arm>-<seed>` where there are tasks; what is finished is
+kept, what was begun is resumed. The seeds of an arm are those of every other: runs are compared in
+pairs.
 """
 
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,10 +40,13 @@ class StudySection(Section):
 
 
 class Study(Section):
-    """A study: its section, and by arm the overrides that make it."""
+    """A study: its section, by arm the overrides that make it, and the same for each task."""
 
     study: StudySection
     arms: dict[Name, tuple[str, ...]] = Field(min_length=2)
+    tasks: dict[Name, tuple[str, ...]] = Field(
+        {}, description="What all arms are compared on, one after the other; none: the base's."
+    )
 
     @model_validator(mode="after")
     def _check_baseline(self) -> "Study":
@@ -56,29 +59,39 @@ class Study(Section):
             raise ValueError(f"`study.seeds` = {list(self.study.seeds)}: a seed stands twice")
         return self
 
-    def run_id(self, arm: str, seed: int) -> str:
-        """Return the id of a run of the study."""
-        return f"{self.study.name}-{arm}-{seed}"
+    def runs(self) -> "list[StudyRun]":
+        """Return its runs, all tasks and arms of a seed before the next seed.
 
-    def overrides(self, arm: str, seed: int) -> list[str]:
-        """Return what sets a run of the study apart from its base."""
+        Raises:
+            ConfigError: the configuration of one is not as expected; names its arm.
+        """
+        return [
+            self._run(task, arm, seed)
+            for seed in self.study.seeds
+            for task in self.tasks or ("",)
+            for arm in self.arms
+        ]
+
+    def _run(self, task: str, arm: str, seed: int) -> "StudyRun":
         own = (f"run.seed={seed}", f"run.budget_tokens={self.study.budget_tokens}")
-        return [*self.study.set, *self.arms[arm], *own]
-
-    def pairs(self) -> Iterator[tuple[str, int]]:
-        """Yield (arm, seed), all arms of a seed before the next seed."""
-        for seed in self.study.seeds:
-            for arm in self.arms:
-                yield arm, seed
+        overrides = (*self.study.set, *self.tasks.get(task, ()), *self.arms[arm], *own)
+        place = [self.study.name, task, arm, str(seed)]
+        try:
+            config = load_config(Path(self.study.base), overrides)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm}{f' on {task}' if task else ''}: {error}") from None
+        return StudyRun(task, arm, seed, "-".join(filter(None, place)), overrides, config)
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study: its place, and what it is trained with."""
+    """One run of a study: its place, and what it is trained with. The task may be nameless."""
 
+    task: str
     arm: str
     seed: int
     run_id: str
+    overrides: tuple[str, ...]
     config: RunConfig
 
 
@@ -105,22 +118,6 @@ def load_study(path: Path) -> Study:
         raise ConfigError(f"{found}: {problems}") from None
 
 
-def planned_runs(study: Study) -> list[StudyRun]:
-    """Return the runs of a study; every configuration is checked before the first one starts.
-
-    Raises:
-        ConfigError: an arm's configuration is not as expected; names the arm.
-    """
-    runs = []
-    for arm, seed in study.pairs():
-        try:
-            config = load_config(Path(study.study.base), study.overrides(arm, seed))
-        except ConfigError as error:
-            raise ConfigError(f"arm {arm}: {error}") from None
-        runs.append(StudyRun(arm, seed, study.run_id(arm, seed), config))
-    return runs
-
-
 def run_study(
     store: Store,
     study: Study,
@@ -133,7 +130,7 @@ def run_study(
         ConfigError: a run of the same name has another configuration.
         StorageError: a run failed; what is finished is kept, and the same call goes on.
     """
-    runs = planned_runs(study)
+    runs = study.runs()
     for run in runs:
         _check_same(store, run)
     with progress.phase(f"runs of {study.study.name}", len(runs)) as advance:
@@ -156,7 +153,7 @@ def _train(store: Store, study: Study, run: StudyRun, orchestrator: str) -> None
     if store.read("runs", run_id=run.run_id):
         arguments = ["--resume", run.run_id]
     else:
-        given = [part for o in study.overrides(run.arm, run.seed) for part in ("--set", o)]
+        given = [part for o in run.overrides for part in ("--set", o)]
         arguments = [study.study.base, "--run-id", run.run_id, *given]
     command = [sys.executable, "-m", "flows.cli", "train", *arguments]
     command += ["--orchestrator", orchestrator, "--store", str(store.path)]

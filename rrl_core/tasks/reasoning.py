@@ -26,7 +26,7 @@ from rrl_core.seeds import derive_seed
 from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Score, Split, TaskError
 from rrl_core.tasks.sandbox.killable import Answer, Checker
-from rrl_core.tasks.scorers import load_reward, score_one
+from rrl_core.tasks.scorers import make_scorers, score_one
 
 INSTRUCTION = "Think briefly if you need to. End with the answer between <answer> and </answer>."
 FUNCTION = "rrl_core.tasks.reasoning_scoring:answer"
@@ -50,7 +50,9 @@ class ReasoningSettings(TaskSettings):
         INSTRUCTION, description="Put after each problem, a space between; empty adds nothing."
     )
     reward: str = Field(
-        "generator", description="`generator`, its own scorer, or your `module:function`."
+        "generator",
+        description="`generator`, its own scorer, `final_number`, `strict_format`, or your "
+        "`module:function`.",
     )
     time_limit_s: float = Field(10.0, gt=0, le=600, description="Seconds that a score may take.")
     num_children: int | None = Field(
@@ -70,10 +72,10 @@ def build_reasoning(settings: ReasoningSettings) -> PromptTask:
             f"reasoning_gym: `parameters` may not set {', '.join(sorted(taken))}; use the task's "
             f"`seed`, `num_train` and `num_eval`"
         )
-    scorer = (
-        GeneratorScorer(settings.time_limit_s, settings.num_children)
+    scorers = (
+        (GeneratorScorer(settings.time_limit_s, settings.num_children),)
         if settings.reward == "generator"
-        else load_reward(settings.reward)
+        else make_scorers(settings.reward)
     )
     num_asked = settings.num_eval + settings.num_train
     problems = list(islice(_distinct_problems(settings, num_asked), num_asked))
@@ -98,7 +100,7 @@ def build_reasoning(settings: ReasoningSettings) -> PromptTask:
 
     return PromptTask(
         "reasoning_gym",
-        (scorer,),
+        scorers,
         train_prompts=[prompt("train", problem) for problem in problems[settings.num_eval :]],
         eval_prompts=[prompt("eval", problem) for problem in problems[: settings.num_eval]],
     )

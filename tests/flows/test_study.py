@@ -8,7 +8,7 @@ import pytest
 import storage
 from flows.config import CONFIGS_DIR, ConfigError
 from flows.progress import Progress
-from flows.study import Study, load_study, planned_runs, run_study
+from flows.study import Study, load_study, run_study
 from flows.study_results import Curve, curves, table_rows, write_results
 from rrl_core.intervals import bootstrap_interval, paired_interval
 
@@ -25,7 +25,7 @@ def tiny_study(**overrides: object) -> Study:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS_DIR.glob("study-*.toml")), ids=lambda p: p.stem)
 def test_every_arm_of_a_shipped_study_is_a_configuration(path: Path):
-    runs = planned_runs(load_study(path))
+    runs = load_study(path).runs()
     assert len({run.run_id for run in runs}) == len(runs) >= 2
 
 
@@ -38,19 +38,23 @@ def test_a_run_ends_with_the_iteration_that_spends_its_budget(tmp_path: Path):
         commits = store.head().number
         run_study(store, study, "none", progress)  # finished: nothing is trained again
     assert store.head().number == commits
-    for arm, seed in study.pairs():
-        costs = [r for r in store.view("run_costs") if r["run_id"] == study.run_id(arm, seed)]
+    for run_id in (run.run_id for run in study.runs()):
+        costs = [r for r in store.view("run_costs") if r["run_id"] == run_id]
         assert costs[-1]["num_tokens"] >= 250 > costs[-2]["num_tokens"]
-        rollouts = store.read("rollouts", run_id=study.run_id(arm, seed))
+        rollouts = store.read("rollouts", run_id=run_id)
         trained = [r for r in rollouts if r["role"] != "evaluation"]
         assert costs[-1]["num_tokens"] == sum(r["num_completion_tokens"] for r in trained)
         assert costs[-1]["num_rollouts"] == costs[-1]["num_attempts"] == len(trained)
-        evaluated = store.read("evaluations", run_id=study.run_id(arm, seed))
+        evaluated = store.read("evaluations", run_id=run_id)
         assert max(r["iteration"] for r in evaluated) == costs[-1]["iteration"]
     found = curves(store, study)
-    assert [row[0] for row in table_rows(study, found)] == ["plain", "wide"]
+    assert [row[0] for row in table_rows(study, found[""])] == ["plain", "wide"]
     page, picture = write_results(study, found, tmp_path / "out", "rrl study tiny")
     assert "rrl study tiny" in page.read_text()
+    page.write_text("Told by a person.\n" + page.read_text())
+    write_results(study, found, tmp_path / "out", "rrl study again")
+    assert page.read_text().startswith("Told by a person.\n")
+    assert "rrl study tiny" not in page.read_text()
     assert picture.stat().st_size > 5_000
 
 
@@ -66,6 +70,19 @@ def test_pairs_are_compared_by_seed():
     assert mean == pytest.approx(0.1)
     assert interval == pytest.approx((0.1, 0.1))  # every pair differs by the same
     assert bootstrap_interval([0.1, 0.2]) is None
+
+
+def test_tasks_are_seen_by_every_arm_of_every_seed():
+    study = Study.model_validate(
+        tiny_study(seeds=[0, 1]).model_dump()
+        | {"tasks": {"sums": [], "long": ["task.max_terms=4"]}}
+    )
+    runs = study.runs()
+    assert [run.run_id for run in runs[:5]] == [
+        "tiny-sums-plain-0", "tiny-sums-wide-0", "tiny-long-plain-0", "tiny-long-wide-0",
+        "tiny-sums-plain-1",
+    ]  # fmt: skip
+    assert [run.config.task.params.get("max_terms") for run in runs[:4]] == [None, None, 4, 4]
 
 
 @pytest.mark.slow
@@ -100,4 +117,4 @@ def test_an_arm_that_is_no_configuration_is_named_before_anything_is_trained():
         }
     )
     with pytest.raises(ConfigError, match=r"arm broken: .*learner.lr"):
-        planned_runs(study)
+        study.runs()

@@ -62,6 +62,14 @@ def test_the_answer_stands_in_the_last_closed_tags():
         assert find_tagged(text) is None
 
 
+def test_numbers_may_be_judged_as_in_other_tasks():
+    task = build_task("reasoning_gym", {**SMALL, "reward": "final_number"})
+    prompt = task.prompts("train")[0]
+    right, wrong = score_all(task.scorers[0], [prompt] * 2, [f"#### {prompt.answer}", "#### -1"])
+    assert [scorer.name for scorer in task.scorers] == ["final_number", "strict_format"]
+    assert (right.value, wrong.value) == (1.0, 0.0)
+
+
 def test_seed_and_size_are_the_tasks_own():
     with pytest.raises(TaskError, match="`parameters` may not set seed; use the task's `seed`"):
         build_task("reasoning_gym", {**SMALL, "parameters": {"seed": 3}})
