@@ -137,7 +137,7 @@ class Replayer:
         self._rule = PickRule(priority, cap, arm.uniform_share)
         self._tried: dict[Key, Tried] = {}
         self._entries: dict[str, Entry] = {}
-        self._values = CountedValues()
+        self._values = CountedValues(default_horizon(num_iterations))
         self._best_pass_at_1: float | None = None
         self.picks: tuple[Pick, ...] = ()
         """Those of the newest iteration."""
@@ -243,8 +243,10 @@ class Replayer:
     def _eligible(self, iteration: int) -> tuple[list[Entry], Floats]:
         """Return what can be picked, with what the entries and their problems are worth [2, N]."""
         kept = [e for e in self._entries.values() if self._is_free(e, iteration)]
-        if self._arm.unit != "state":
+        if self._arm.unit == "trajectory":
             return kept, np.array([[1.0] * len(kept), [0.0] * len(kept)])
+        if self._arm.unit == "prompt":
+            return kept, np.array([[self._p_hat(e) for e in kept]] * 2)
         if self._arm.is_stale:
             return kept, np.array([e.values for e in kept]).reshape(-1, 2).T
         raw_2N = self._judge(kept, iteration)

@@ -3,8 +3,9 @@
     V(s)  success rate of the class's answers that begin with the prefix's first token
     V(x)  success rate of the class's own attempts
 
-As in the product, an outcome of a continuation weighs 4, a weight halves every 5 policy versions,
-and what is judged was never seen: the outcomes of its own problem are left out of both.
+As in the product, an outcome of a continuation weighs 4 and what is judged was never seen: the
+outcomes of its own problem are left out of both. A weight halves in a quarter of the run, not in 5
+policy versions: a version is 32 samples here, and a rare class comes up every third.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class CountedValues:
     Weights grow with time and are scaled when they are read: so all others are halved at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
         self._all_2K = np.zeros((2, len(CLASSES) * (PROMPT + 1)))  # successes, tries
         self._own_2X: tuple[list[float], list[float]] = ([], [])
         self._number: dict[tuple[Key, int], int] = {}
@@ -45,7 +47,7 @@ class CountedValues:
 
     def add(self, place: Place, is_ok: bool, iteration: int, is_continuation: bool) -> None:
         """Count an outcome of an iteration's policy."""
-        weight = example_weight(0, is_continuation) / example_weight(iteration, False)
+        weight = example_weight(0, is_continuation) * 2.0 ** (iteration / self._half_life)
         for row, amount in enumerate((weight * is_ok, weight)):
             self._all_2K[row, place[0]] += amount
             self._own_2X[row][place[1]] += amount
@@ -53,7 +55,8 @@ class CountedValues:
     def judge(self, places: Sequence[Place], iteration: int) -> Floats:
         """Return the value at each place [N], by what was counted for other problems."""
         column_N, number_N = np.array(places, dtype=np.int64).reshape(-1, 2).T
-        others_2N = self._all_2K[:, column_N] - np.array(self._own_2X)[:, number_N]
-        tries_N = np.maximum(0.0, others_2N[1] * example_weight(iteration, False))
-        ok_N = np.clip(others_2N[0] * example_weight(iteration, False), 0.0, tries_N)
+        scale = 0.5 ** (iteration / self._half_life)
+        own_2N = np.array(self._own_2X)[:, number_N]
+        ok_N, tries_N = scale * np.maximum(0.0, self._all_2K[:, column_N] - own_2N)
+        ok_N = np.minimum(ok_N, tries_N)
         return success_rate(ok_N, tries_N)
