@@ -69,12 +69,12 @@ class Entry:
     tried: Tried
     iteration: int
     """That sampled it."""
+    row: int
+    """Of the attempt it comes from, in that iteration."""
     tokens: Ints
     """Of the answer: all of a trajectory's, the given ones of a state, none of a problem."""
     logprobs: Floats
     """Of these tokens when they were sampled."""
-    row: int = 0
-    """Of the attempt it comes from, in that iteration."""
     cut: CutKind = "prompt"
     """Why a state ends where it does."""
     places: tuple[Place, Place] = ((0, 0), (0, 0))
@@ -178,17 +178,10 @@ class Replayer:
             self._tried.setdefault(key, Tried()).add(reward, iteration)
         if self._arm.unit == "prompt":
             for row, key in enumerate(keys):
-                entry = self._keep(
-                    str(key), key, iteration, np.empty(0, dtype=np.int64), np.empty(0)
-                )
-                if entry is not None:
-                    entry.row = row
+                self._keep(str(key), key, iteration, row, attempts, 0)
         elif self._arm.unit == "trajectory":
-            for row in np.flatnonzero(rewards_B >= SUCCESS):
-                answer, logprobs = attempts.completions[row], attempts.sampler_logprobs[row]
-                entry = self._keep(f"{iteration}/{row}", keys[row], iteration, answer, logprobs)
-                if entry is not None:
-                    entry.row = int(row)
+            for row in np.flatnonzero(rewards_B >= SUCCESS).tolist():
+                self._keep(f"{iteration}/{row}", keys[row], iteration, row, attempts, None)
         elif self._arm.unit == "state":
             self._add_states(iteration, keys, attempts, rewards_B)
 
@@ -201,13 +194,14 @@ class Replayer:
         return float(prefix_advantage(mean, recent_mean_reward(tried.rewards) or 0.0, tried.p_hat))
 
     def _keep(
-        self, entry_id: str, key: Key, iteration: int, tokens: Ints, logprobs: Floats
+        self, entry_id: str, key: Key, iteration: int, row: int, attempts: Rollouts, num: int | None
     ) -> Entry | None:
-        """Return the entry if it is new."""
+        """Keep the first `num` tokens of an attempt; return the entry if it is new."""
         if entry_id in self._entries:
             return None
+        tokens, logprobs = attempts.completions[row, :num], attempts.sampler_logprobs[row, :num]
         tried = self._tried[key]
-        entry = Entry(entry_id, key, tried, iteration, tokens, logprobs, p_hat=tried.p_hat)
+        entry = Entry(entry_id, key, tried, iteration, row, tokens, logprobs, p_hat=tried.p_hat)
         self._entries[entry_id] = entry
         return entry
 
@@ -223,11 +217,11 @@ class Replayer:
             if self._tried[key].p_hat >= SOLVED:
                 continue
             for cut in cut_points(answer.tolist(), lambda ids: decode(np.array(ids)), MAX_CUTS):
-                given = answer[: cut.prefix_tokens]
-                logprobs = attempts.sampler_logprobs[row, : cut.prefix_tokens]
-                entry = self._keep(f"{key}/{decode(given)}", key, iteration, given, logprobs)
+                num = cut.prefix_tokens
+                name = f"{key}/{decode(answer[:num])}"
+                entry = self._keep(name, key, iteration, row, attempts, num)
                 if entry is not None:
-                    entry.row, entry.cut = row, cut.cut
+                    entry.cut = cut.cut
                     place = self._values.place(key, int(answer[0]))
                     entry.places = (place, self._values.place(key, PROMPT))
                     made.append(entry)
