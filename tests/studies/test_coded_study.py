@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +15,20 @@ import torch
 from benchmarks.studies.coded.__main__ import main
 from benchmarks.studies.coded.arms import ARMS, TUNING, Arm, named
 from benchmarks.studies.coded.corpus import CorpusSettings
-from benchmarks.studies.coded.evaluation import Evaluation, ExamSettings
+from benchmarks.studies.coded.evaluation import Evaluation, ExamSettings, Variety
 from benchmarks.studies.coded.learning import Learner, Rollouts
 from benchmarks.studies.coded.memory import Memory
 from benchmarks.studies.coded.policy import Policy, Shape, picked, sample, token_logprobs
-from benchmarks.studies.coded.replaying import Replayer
 from benchmarks.studies.coded.report import (
     MARK,
     bootstrap,
     cells,
     difference,
+    more_cells,
     page,
     plot,
     sections,
+    tables,
     write_page,
 )
 from benchmarks.studies.coded.results import Job, add_result, area, read_results
@@ -45,7 +47,14 @@ TINY = Settings(
         trunk_steps=2,
         seed_steps=2,
     ),
-    exam=ExamSettings(rare_problems=8, common_problems=4, distilled_problems=4),
+    exam=ExamSettings(
+        rare_problems=8,
+        common_problems=4,
+        distilled_problems=4,
+        varied_rare=4,
+        varied_common=2,
+        samples=8,
+    ),
     budget=100,
     group_size=3,
     evaluate_every=40,
@@ -234,21 +243,6 @@ def test_arms_of_a_seed_meet_the_same_problems(starts, monkeypatch):
     assert (met[0] == met[1]).all()
 
 
-def test_a_replayed_success_joins_a_smaller_fresh_group():
-    replayer = Replayer(seed=0, num_groups=4, group_size=8, num_iterations=40)
-    one = Problems(np.zeros(8, dtype=int), np.tile(encode("47291"), (8, 1)))
-    attempts = rollouts("attempt", [0.0] * 8)
-    attempts = replace(attempts, completions=np.tile(encode("c52708."), (8, 1)))
-    attempts = replace(attempts, sampler_logprobs=np.zeros((8, 7)))
-    replayer.add(1, one, attempts, np.array([1.0] + [0.0] * 7))  # p_hat = 1.5 / 10
-    assert len(replayer.pick(2)) == 0  # before pass@1 0.35 or iteration 10
-    picked_now = replayer.pick(10)
-    assert len(picked_now) == 1
-    assert (picked_now.problems.ids()[0] == encode("A47291")).all()
-    replayer.add(11, one, attempts, np.ones(8))  # 9 of 16: no longer rarely solved
-    assert len(replayer.pick(12)) == 0
-
-
 def test_checkpoints_are_made_once_and_depend_on_their_settings(tmp_path):
     count = []
     first = start_policy(TINY.warm, 0, 0.1, tmp_path, lambda: count.append(1))
@@ -262,10 +256,10 @@ def test_checkpoints_are_made_once_and_depend_on_their_settings(tmp_path):
     assert num_steps(replace(TINY.warm, seed_rate=1e-4), {(0, 0.1)}, tmp_path) == 4
 
 
-def outcome(rare=(0.0, 0.5, 1.0), at=(0, 60, 100)):
+def outcome(rare=(0.0, 0.5, 1.0), at=(0, 60, 100), num_ok=((1, 0, 2), (0, 0, 3), (1, 0, 0))):
     evaluations = [
-        Evaluation(num, value, 0.5, {"retry": 0.25}, None)
-        for num, value in zip(at, rare, strict=True)
+        Evaluation(num, value, 0.5, {"retry": 0.25}, None, Variety(8, list(ok), 0.1, 0.5, 0.2, 0.3))
+        for num, value, ok in zip(at, rare, num_ok, strict=True)
     ]
     return Outcome(evaluations, 5, at[-1], 700, 3, 1.0)
 
@@ -319,15 +313,23 @@ def test_the_page_has_a_line_an_arm_with_paired_differences_and_a_plot(tmp_path)
         better = outcome(rare=(0.0, 0.6, 1.0 + seed / 10))
         add_result(path, Job(TINY, named(["srrl"])[0], 0.1, seed), better)
     curves = sections(list(read_results(path).values()))
-    lines = [cells(name, rows, curves[0.1]["grpo"]) for name, rows in curves[0.1].items()]
+    by_arm = curves["eps 0.1, 100 sequences"]
+    lines = [cells(name, rows, by_arm["grpo"]) for name, rows in by_arm.items()]
     # AUC 0.45, and (60 * 0.3 + 40 * (1.6 + seed / 10) / 2) / 100 = 0.50 and 0.52
     assert lines[0][:5] == ["grpo", "2", "0.450 [0.450, 0.450]", "-", "1.000 [1.000, 1.000]"]
     assert lines[1][2:4] == ["0.510 [0.500, 0.520]", "0.060 [0.050, 0.070]"]
-    assert lines[1][6:] == ["0.250, 0.250", "-", "-", "100", "700", "5"]
-    assert cells("grpo", curves[0.1]["grpo"][:1], [])[2] == "0.450"
-    text = page({"eps 0.1": lines}, "plot.png")
-    assert text.count("\n| ") == 4
-    plot(curves, tmp_path / "plot.png")
+    assert lines[1][4:6] == ["1.050 [1.000, 1.100]", "0.050 [0.000, 0.100]"]
+    assert lines[1][7:] == ["0.250, 0.250", "-", "-"]
+    assert cells("grpo", by_arm["grpo"][:1], [])[2] == "0.450"
+    # Of two problems ever solved one comes back and one is lost.
+    varied = ["0.100, 0.100, 0.100", "0.500, 0.500, 0.500", "0.200, 0.200, 0.200"]
+    entropy, lost = "0.300, 0.300, 0.300", "0.500 [0.500, 0.500]"
+    rest = [lost, "1.0", "100", "700", "5", "1"]
+    assert more_cells("srrl", by_arm["srrl"]) == ["srrl", *varied, entropy, *rest]
+    text = page(curves, {"eps 0.1, 100 sequences": "plot.png"})
+    assert text.count("\n| ") == 8
+    assert all(len(line) == len(lines[0]) for lines in tables(by_arm) for line in lines)
+    plot(by_arm, "eps 0.1", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -350,16 +352,17 @@ def test_a_run_ends_at_its_budget_with_an_evaluation(starts):
     start = start_policy(TINY.warm, 0, 0.1, starts)
     seen = []
     arm = Arm("", prompts=2, second="review", reviews=2)
-    done = train(TINY, arm, 0, start, seen.append)
+    done, journal = train(TINY, arm, 0, start, seen.append)
     assert seen[-1] == TINY.budget <= done.num_sequences < TINY.budget + 14
     at = [e.num_sequences for e in done.evaluations]
     assert at[0] == 0
     assert at[-1] == done.num_sequences
     assert len(at) == 5  # start, 40, half, 80, end
     assert [bool(e.lifts) for e in done.evaluations] == [False, False, True, False, True]
-    row = {"auc": area(done), "final": 0.0, "common": 0.0, "seed": 0}
-    row |= json.loads(json.dumps(dataclasses.asdict(done)))
-    assert len(cells("srrl", [row], [])) == 12
+    assert [e.variety is not None for e in done.evaluations] == [True, False, True, False, True]
+    roles = Counter(row["role"] for row in journal.rows["rollouts"])
+    assert roles["attempt"] + roles["review"] + roles["second_attempt"] == done.num_sequences
+    assert roles["evaluation"] == 3 * 6 * TINY.exam.samples
 
 
 def run(*options):
@@ -400,4 +403,4 @@ def test_the_command_goes_on_where_it_was_and_writes_its_page(tmp_path):
     page = (tmp_path / "page" / "coded-transforms.md").read_text()
     assert "| grpo | 1 |" in page
     assert "| srrl | 1 |" in page
-    assert (tmp_path / "page" / "coded-transforms.png").stat().st_size > 1000
+    assert (tmp_path / "page" / "coded-transforms-eps0.1.png").stat().st_size > 1000

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Second = Literal["review", "retry", "blank", "raw_feedback", "random_review"]
+Unit = Literal["state", "trajectory", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,18 @@ class Arm:
     """False: the family in the feedback is drawn at random."""
     distill: float = 1.0
     """Weight lambda of successful second attempts in the loss of their problem alone."""
-    replays: bool = False
-    """True: old successes of rarely solved problems join fresh groups."""
+    unit: Unit | None = None
+    """What is replayed; None: nothing. A trajectory joins a fresh group of its problem."""
+    uniform_share: float = 0.1
+    """Share of the picks that are drawn uniformly."""
+    is_stale: bool = False
+    """True: an entry is judged once, when it is made."""
+    credit: str = "direct"
+    """A key of `rrl_core.algorithms.prefix_credit.PREFIX_CREDITS`, for the tokens of states."""
 
 
 _SRRL = Arm("srrl", second="review")
+_STATE, _TRAJECTORY = Arm("rrl-state", unit="state"), Arm("rrl-trajectory", unit="trajectory")
 
 ARMS: tuple[Arm, ...] = (
     Arm("grpo"),
@@ -54,8 +62,14 @@ ARMS: tuple[Arm, ...] = (
     Arm("ppo", algorithm="ppo"),
     Arm("grpo-temperature", temperature=1.3),
     Arm("grpo-entropy", entropy=0.01),
-    Arm("rrl-trajectory", replays=True),
-    replace(_SRRL, name="rrl+srrl", replays=True),
+    _STATE,
+    replace(_STATE, name="rrl-state-uniform", uniform_share=1.0),
+    replace(_STATE, name="rrl-state-stale", is_stale=True),
+    _TRAJECTORY,
+    replace(_TRAJECTORY, name="uniform", uniform_share=1.0),
+    replace(_TRAJECTORY, name="stale", is_stale=True),
+    Arm("rrl-prompt", unit="prompt"),
+    replace(_SRRL, name="rrl+srrl", unit="trajectory"),
 )
 
 # Tuned on seeds that no arm is compared on.

@@ -3,8 +3,10 @@
     L = L_policy + lambda L_distill + beta L_KL - entropy
 
 The step is on-policy: the old policy is the policy, and the weights that correct for the sampler
-are 1 but for replayed trajectories. Sequences of a stage are of one length, so each stage is a
-micro-batch without padding; their shares of the loss add up to that of the batch.
+are 1 but for replayed trajectories. The given tokens of a replayed state are in no policy term;
+what they are credited with is a term of its own, a mean over these tokens. Sequences of a stage
+are of one length, so each stage is a micro-batch without padding; their shares of the loss add up
+to that of the batch.
 """
 
 from collections.abc import Sequence
@@ -23,10 +25,16 @@ from rrl_core.algorithms.corrections import sampler_correction
 from rrl_core.algorithms.distill import distill_loss
 from rrl_core.algorithms.kl import kl_estimate
 from rrl_core.algorithms.objectives import ALGORITHMS
+from rrl_core.algorithms.prefix_credit import prefix_credit
 from rrl_core.algorithms.ratios import entropy_from_logprobs
 from rrl_core.algorithms.reduce import Denominators, reduce_loss
 
-Term = Literal["attempt", "review", "second_attempt", "trajectory", "distill"]
+Term = Literal[
+    "attempt", "continuation", "review", "second_attempt", "trajectory", "distill", "prefix"
+]
+
+ADDED: tuple[Term, ...] = ("distill", "prefix")
+"""Further terms of sequences that are in the batch already, or of others: N does not count them."""
 
 KL_COEF, KL_ESTIMATOR = 0.001, "k3"
 CORRECTION, CORRECTION_CAP = "token_truncate", 2.0
@@ -45,7 +53,7 @@ class Rollouts:
     sampler_logprobs: Floats
     """[B, L] when they were sampled; of distilled ones anything."""
     advantages: Floats
-    """[B], with a critic [B, L]; of distilled ones anything."""
+    """[B], with a critic [B, L]; of a prefix 0 or more; of distilled ones anything."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -82,25 +90,28 @@ class Learner:
 
     def loss(self, parts: Sequence[Rollouts]) -> Tensor | None:
         """Return the loss of a batch; None where every sequence has left it."""
-        num_sequences = sum(len(part) for part in parts if part.term != "distill")
+        num_sequences = sum(len(part) for part in parts if part.term not in ADDED)
         if ALGORITHMS[self._arm.algorithm].only_positive:
             parts = [
-                p if p.term == "distill" else p.take(np.flatnonzero(p.advantages > 0))
-                for p in parts
+                p if p.term in ADDED else p.take(np.flatnonzero(p.advantages > 0)) for p in parts
             ]
         parts = [part for part in parts if len(part)]
-        policy = [part for part in parts if part.term != "distill"]
+        policy = [part for part in parts if part.term not in ADDED]
         lengths_B = [part.completions.shape[1] for part in policy for _ in range(len(part))]
         denominators = Denominators.of_lengths(lengths_B, constant_tokens=ANSWER_TOKENS)
         # N of what is distilled counts what raft leaves out too: never the successes only.
         everything = Denominators(num_sequences, num_tokens=1, constant_tokens=1)
-        losses = [
-            self._distill_loss(part, everything)
-            if part.term == "distill"
-            else self._policy_loss(part, denominators)
-            for part in parts
-        ]
+        losses = [self._term_loss(part, denominators, everything) for part in parts]
         return torch.stack(losses).sum() if losses else None
+
+    def _term_loss(
+        self, part: Rollouts, denominators: Denominators, everything: Denominators
+    ) -> Tensor:
+        if part.term == "distill":
+            return self._distill_loss(part, everything)
+        if part.term == "prefix":
+            return self._prefix_loss(part, denominators)
+        return self._policy_loss(part, denominators)
 
     def _policy_loss(self, part: Rollouts, denominators: Denominators) -> Tensor:
         """Return the part's share of objective, KL and entropy."""
@@ -133,6 +144,19 @@ class Learner:
         mask_BL = torch.ones_like(policy_BL, dtype=torch.bool)
         loss_BL = distill_loss(policy_BL, mask_BL)
         return self._arm.distill * reduce_loss(loss_BL, mask_BL, denominators, "sequence_mean")
+
+    def _prefix_loss(self, part: Rollouts, denominators: Denominators) -> Tensor:
+        _, policy_BL = self._scores(self._policy, part)
+        mask_BL = torch.ones_like(policy_BL, dtype=torch.bool)
+        loss_BL, _ = prefix_credit(
+            policy_BL,
+            policy_BL.detach(),
+            torch.from_numpy(part.sampler_logprobs),
+            torch.from_numpy(part.advantages).float(),
+            mask_BL,
+            self._arm.credit,
+        )
+        return reduce_loss(loss_BL, mask_BL, denominators, "sequence_mean")
 
     def _scores(self, policy: Policy, part: Rollouts) -> tuple[Tensor, Tensor]:
         """Return log-probs at the completions' places: of every token [B, L, V], and of theirs."""
