@@ -47,10 +47,7 @@ _STATE, _TRAJECTORY = Arm("rrl-state", unit="state"), Arm("rrl-trajectory", unit
 
 ARMS: tuple[Arm, ...] = (
     Arm("grpo"),
-    Arm("grpo-p8", prompts=8),
     _SRRL,
-    replace(_SRRL, name="srrl-p8", prompts=8),
-    replace(_SRRL, name="srrl-each", reviews=None),
     replace(_SRRL, name="retry", second="retry"),
     replace(_SRRL, name="blank", second="blank"),
     replace(_SRRL, name="raw-feedback", second="raw_feedback"),
