@@ -60,15 +60,15 @@ class Study(Section):
         return self
 
     def runs(self) -> "list[StudyRun]":
-        """Return its runs, all tasks and arms of a seed before the next seed.
+        """Return its runs, task by task, all arms of a seed before the next seed.
 
         Raises:
             ConfigError: the configuration of one is not as expected; names its arm.
         """
         return [
             self._run(task, arm, seed)
-            for seed in self.study.seeds
             for task in self.tasks or ("",)
+            for seed in self.study.seeds
             for arm in self.arms
         ]
 
