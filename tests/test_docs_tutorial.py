@@ -60,7 +60,7 @@ def run(command: str, body: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="module")
-def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+def pasted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The folder after all blocks, and what the last command of each printed."""
     folder = tmp_path_factory.mktemp("tutorial")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -69,7 +69,7 @@ def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, lis
             [run(command, body, monkeypatch) for command, body in commands_of(block)][-1]
             for block, _ in BLOCKS
         ]
-    yield folder, printed
+    return folder, printed
 
 
 @pytest.mark.parametrize("number", [n for n, (_, printed) in enumerate(BLOCKS) if printed])
