@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -178,30 +178,30 @@ def _hub() -> Finding:
             "hub", "warn", "switched off by HF_HUB_OFFLINE", f"{advice}; or unset the variable"
         )
     url = f"{constants.ENDPOINT}/api/models/{MODELS[MODEL].hub_id}"
-    why = _why_silent(lambda: httpx.get(url, timeout=NETWORK_TIMEOUT_S).raise_for_status())
-    if why is None:
-        return Finding("hub", "ok", constants.ENDPOINT)
-    return Finding(
-        "hub", "missing", f"{constants.ENDPOINT} cannot be reached: {why}",
-        f"{advice}; models that are on this machine need no hub",
-    )  # fmt: skip
+    try:
+        httpx.get(url, timeout=NETWORK_TIMEOUT_S).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = str(error).split("\n")[0] or type(error).__name__
+        return Finding(
+            "hub", "missing", f"{constants.ENDPOINT} cannot be reached: {why}",
+            f"{advice}; models that are on this machine need no hub",
+        )  # fmt: skip
+    return Finding("hub", "ok", constants.ENDPOINT)
 
 
 def _prefect() -> Finding:
     """Ask the server that `rrl train` would use."""
-    import httpx
+    from flows.server import ServerError, check_server
 
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return Finding("Prefect", "ok", "a server for each run, started and ended by it")
-    why = _why_silent(lambda: httpx.get(f"{url}/health", timeout=NETWORK_TIMEOUT_S))
-    if why is None:
-        return Finding("Prefect", "ok", f"server at {url}")
-    return Finding(
-        "Prefect", "warn", f"PREFECT_API_URL = {url} does not answer: {why}",
-        "start it with `prefect server start`, unset the variable, or train with "
-        "`--orchestrator none`",
-    )  # fmt: skip
+    try:
+        check_server(url)
+    except ServerError as error:
+        found, _, advice = str(error).partition(": start")
+        return Finding("Prefect", "warn", found, f"start{advice}")
+    return Finding("Prefect", "ok", f"server at {url}")
 
 
 def _sandbox() -> Finding:
@@ -269,17 +269,6 @@ def _store(path: Path) -> Iterator[Finding]:
         needed = "no store can be kept here: name a folder on a local disk with --store"
         todo = "" if check.is_ok else advice.get(check.name, needed)
         yield Finding(check.name, state, check.detail, todo)
-
-
-def _why_silent(ask: Callable[[], object]) -> str | None:
-    """Return why there was no answer, None where there was one."""
-    import httpx
-
-    try:
-        ask()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return str(error).split("\n")[0] or type(error).__name__
-    return None
 
 
 def _installed(package: str) -> str | None:
