@@ -41,8 +41,8 @@ Rrl = Callable[..., tuple[Any, str, str]]
 class Scene:
     """Where a message is provoked: `rrl` in an empty folder, and a store with a finished run."""
 
-    def __init__(self, rrl: Rrl, folder: Path, patch: pytest.MonkeyPatch, trained: Path) -> None:
-        self.rrl, self.folder, self.patch, self.trained = rrl, folder, patch, trained
+    def __init__(self, call: Rrl, folder: Path, patch: pytest.MonkeyPatch, trained: Path) -> None:
+        self.rrl, self.folder, self.patch, self.trained = call, folder, patch, trained
 
     def says(self, *arguments: str, code: int = 2) -> str:
         """Run a command that is to end with `code`; return what it prints, both ways."""
