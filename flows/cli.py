@@ -1,7 +1,7 @@
 """The `rrl` command: results on stdout, the rest on stderr; heavy imports wait for their command.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 damaged store, 4 superseded by another writer,
-130 interrupted (the run can be resumed).
+5 the audit had to take what other code decided, 130 interrupted (the run can be resumed).
 """
 
 import json

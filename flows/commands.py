@@ -1,6 +1,7 @@
 """What `rrl train` and `rrl model fetch` do: check the request, run, and say what came of it."""
 
 import json
+import os
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from flows.forking import plan_fork
 from flows.orchestrate import Orchestrator
 from flows.plan import plan_run
 from flows.progress import Progress
+from flows.server import check_server
 from flows.streams import is_finished
 from flows.summary import print_summary, run_summary
 from flows.train import check_run_id, new_run_id
@@ -47,6 +49,8 @@ def train(request: TrainRequest, store_path: Path, as_json: bool) -> None:
     if request.dry_run:
         _print_plan(_load(request), store_path, as_json)
         return
+    if request.orchestrator == "prefect" and (server := os.environ.get("PREFECT_API_URL")):
+        check_server(server)  # before a run is opened that cannot begin
     fork = None
     if request.resume is not None:
         store = storage.open(store_path)

@@ -17,6 +17,7 @@ import yaml
 import storage
 from flows.cli import print_result
 from flows.config import CONFIGS_DIR
+from flows.server import START, ServerError
 from storage.answers import table_text
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 COLUMNS = ("deployment", "schedules", "next_run")
-START = (
-    "start one with `prefect server start`, then name it: "
-    "`export PREFECT_API_URL=http://127.0.0.1:4200/api`"
-)
 NO_SCHEDULER = (
     "If it cannot schedule, see whether its environment has SQLAlchemy 2.1: Prefect 3.7 needs 2.0"
 )
@@ -36,10 +33,6 @@ NO_SCHEDULER = (
 
 class DeployError(ValueError):
     """The deployments cannot be registered as asked; the message says what to do."""
-
-
-class ServerError(DeployError):
-    """No Prefect server does what it should; the message says what to do."""
 
 
 def deploy(store_path: Path, pool: str, only: Sequence[str], as_json: bool) -> None:

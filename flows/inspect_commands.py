@@ -10,12 +10,13 @@ from typing import Any
 
 import storage
 from flows.cli import EXIT_DAMAGED, EXIT_FAILED, name_damaged, print_result
+from flows.doctor import examine
 from flows.import_commands import import_command
-from flows.machine import machine
+from flows.machine import package_versions
 from flows.rescore_commands import rescore_command
 from flows.streams import is_training
 from storage import console as sql_console
-from storage.answers import table_text
+from storage.answers import printable_lines, table_text
 from storage.probe import probe
 
 
@@ -36,18 +37,17 @@ def init(store_path: Path) -> None:
 
 
 def doctor(store_path: Path, as_json: bool) -> None:
-    """Print what this machine offers and whether a store can be kept; exit 1 when it cannot."""
-    found, checks, path = machine(), probe(store_path), str(store_path.absolute())
-    is_ok = all(check.is_ok for check in checks if check.is_needed)
+    """Print what a run finds on this machine; exit 1 when a store cannot be kept."""
+    findings, path = examine(store_path), str(store_path.absolute())
+    is_ok = not any(finding.state == "failed" for finding in findings)
     if as_json:
-        checked = [vars(check) for check in checks]
-        print_result(json.dumps({"is_ok": is_ok, **vars(found), "store": path, "checks": checked}))
+        facts = {"is_ok": is_ok, "store": path, "packages": package_versions()}
+        print_result(json.dumps(facts | {"checks": [vars(finding) for finding in findings]}))
     else:
-        lines = [*found.lines(), ("store", path)]
-        for check in checks:
-            wrong = "" if check.is_ok else "FAILED: " if check.is_needed else "warning: "
-            lines.append((f"  {check.name}", wrong + check.detail))
-        print_result("\n".join(f"{name:<14} {value}" for name, value in lines))
+        for finding in findings:
+            print_result(f"{finding.state:<8} {finding.name:<13} {printable_lines(finding.found)}")
+            if finding.advice:
+                print_result(f"{'':<22} {printable_lines(finding.advice)}")
     if not is_ok:
         sys.exit(EXIT_FAILED)
 

@@ -3,9 +3,10 @@
 Two runs of four iterations on small sums (`sums-a`; `sums-b`, which was interrupted, takes two
 steps an iteration, fits value models and replays states and old rollouts), and a stream that judges
 `sums-a` once more with a newer scorer. Everything but nonces and moments is a function of this
-file: tokens are bytes, and seconds are made up.
+file: tokens are bytes, and seconds are made up. What stands below the heading `SECOND` is asked of
+the store of `docs_reviews.py`.
 
-    python -m tests.docs_example FOLDER    make the store in a new folder
+    python -m tests.docs_example FOLDER    make the store in a new folder, the second in FOLDER-2
     python -m tests.docs_example --write   put the present answers into docs/sql.md
 """
 
@@ -18,6 +19,7 @@ from statistics import fmean
 
 import storage
 from storage import console
+from tests import docs_reviews
 from tests.docs_replay import continue_states, refit
 from tests.docs_sums import (
     EVAL,
@@ -47,6 +49,7 @@ QUESTION = re.compile(
     r"^```sql\n(?P<query>.*?)^```\n(\n```text\n(?P<answer>.*?)^```\n)?", re.M | re.S
 )
 
+SECOND = "\n## Reviews and imports\n"
 RESCORED = "rescore-final-number-2"
 
 
@@ -65,8 +68,13 @@ def answer(store: storage.Store, query: str) -> str:
     return console.answer(store, query).split("\n", 1)[1]
 
 
-def answered(text: str, store: storage.Store) -> str:
-    """Return `text` with the answer of `store` behind each of its SQL blocks."""
+def answered(text: str, store: storage.Store, second: storage.Store) -> str:
+    """Return `text` with an answer behind each SQL block; `second` is asked below `SECOND`."""
+    above, heading, below = text.partition(SECOND)
+    return _answered(above, store) + heading + _answered(below, second)
+
+
+def _answered(text: str, store: storage.Store) -> str:
     return QUESTION.sub(
         lambda found: (
             f"```sql\n{found['query']}```\n\n```text\n{answer(store, found['query'])}```\n"
@@ -355,10 +363,13 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.folder:
         print(build(asked.folder).path)
+        print(docs_reviews.build(asked.folder.with_name(f"{asked.folder.name}-2")).path)
     if asked.write:
         with tempfile.TemporaryDirectory() as folder:
             store = build(Path(folder) / "rrl-data")
-            DOC.write_text(answered(DOC.read_text(encoding="utf-8"), store), encoding="utf-8")
+            second = docs_reviews.build(Path(folder) / "reviews")
+            text = answered(DOC.read_text(encoding="utf-8"), store, second)
+            DOC.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

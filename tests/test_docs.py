@@ -23,11 +23,16 @@ from storage import console
 from storage.documentation import events_markdown
 from storage.schemas import TABLES
 from storage.views import VIEWS
-from tests.docs_example import DOC, QUESTION, answer, answered, build
+from tests import docs_reviews
+from tests.docs_example import DOC, QUESTION, SECOND, answer, answered, build
 
 SQL_MD = DOC.read_text(encoding="utf-8")
 EVENTS_MD = DOC.with_name("events.md").read_text(encoding="utf-8")
-QUESTIONS = [(found["query"], found["answer"]) for found in QUESTION.finditer(SQL_MD)]
+ABOVE, _, BELOW = SQL_MD.partition(SECOND)
+QUESTIONS, SECOND_QUESTIONS = (
+    [(found["query"], found["answer"]) for found in QUESTION.finditer(text)]
+    for text in (ABOVE, BELOW)
+)
 COMMANDS = [line for line in SQL_MD.splitlines() if line.startswith("rrl ")]
 UNSTABLE = {"recorded_at", "opened_at", "last_event_at", "content_sha256"}
 
@@ -43,6 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(folder: Path) -> storage.Store:
     return storage.open(folder / "rrl-data")
+
+
+@pytest.fixture(scope="module")
+def second(folder: Path) -> storage.Store:
+    return docs_reviews.build(folder / "reviews")
 
 
 def test_the_reference_is_what_the_schemas_say():
@@ -65,25 +75,40 @@ def test_every_question_has_the_answer_that_is_printed(
     assert not UNSTABLE & set(re.findall(r"\w+", query))
 
 
-def test_there_are_twenty_three_numbered_questions_each_with_a_sentence_and_a_query():
-    sections = re.split(r"^### ", SQL_MD.split("## Twenty-three questions")[1], flags=re.M)[1:]
-    assert [int(section.split(".")[0]) for section in sections] == list(range(1, 24))
+@pytest.mark.parametrize(("query", "expected"), SECOND_QUESTIONS)
+def test_every_question_about_reviews_and_imports_has_the_answer_that_is_printed(
+    query: str, expected: str | None, second: storage.Store
+):
+    assert answer(second, query) == expected, "run `python -m tests.docs_example --write`"
+    assert "(0 rows)" not in (expected or "")
+    assert not UNSTABLE & set(re.findall(r"\w+", query))
+
+
+def test_there_are_thirty_numbered_questions_each_with_a_sentence_and_a_query():
+    sections = re.split(r"^### ", SQL_MD.split("## Thirty questions")[1], flags=re.M)[1:]
+    assert [int(section.split(".")[0]) for section in sections] == list(range(1, 31))
     for section in sections:
         assert re.match(r"\d+\. .*\?\n\n.+\.\n\n```sql\n", section, re.S), section
         assert section.count("```sql") == 1
-    assert len(QUESTIONS) == SQL_MD.count("```sql")
+    assert len(QUESTIONS + SECOND_QUESTIONS) == SQL_MD.count("```sql")
+    assert SECOND_QUESTIONS
 
 
-def test_writing_the_answers_changes_nothing_and_adds_missing_ones(store: storage.Store):
-    assert answered(SQL_MD, store) == SQL_MD
-    assert answered("```sql\nselect 1 as one\n```\n", store).endswith(
+def test_writing_the_answers_changes_nothing_and_adds_missing_ones(
+    store: storage.Store, second: storage.Store
+):
+    assert answered(SQL_MD, store, second) == SQL_MD
+    assert answered("```sql\nselect 1 as one\n```\n", store, second).endswith(
         "```\n\n```text\none\n---\n  1\n(1 row)\n```\n"
     )
 
 
-def test_the_example_store_is_whole_and_the_same_every_time(store: storage.Store, tmp_path: Path):
+def test_the_example_store_is_whole_and_the_same_every_time(
+    store: storage.Store, second: storage.Store, tmp_path: Path
+):
     """Also when it is compacted, which changes no answer."""
     assert storage.verify(store, deep=True) == []
+    assert storage.verify(second, deep=True) == []
     again = build(tmp_path / "rrl-data")
     query = "select event_id, content_sha256, _commit, _row from {} order by all"
     for table in TABLES:
@@ -92,7 +117,7 @@ def test_the_example_store_is_whole_and_the_same_every_time(store: storage.Store
         ours, theirs = (s.sql(query.format(table)).fetchall() for s in (store, again))
         assert ours == theirs, table
     assert list(storage.compact(again, min_segments=2))
-    assert answered(SQL_MD, again) == SQL_MD
+    assert answered(SQL_MD, again, second) == SQL_MD
 
 
 def test_the_python_examples_work(folder: Path, monkeypatch: pytest.MonkeyPatch):

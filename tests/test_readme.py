@@ -1,5 +1,6 @@
 """Every command of the README does what it says; none of them is out of date."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -70,3 +71,12 @@ def test_the_python_line_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):
 def test_readme_names_every_shipped_config():
     for path in (ROOT / "configs").glob("*.toml"):
         assert f"`{path.stem}`" in README
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_every_link_leads_somewhere_and_every_document_is_linked(path: Path):
+    links = re.findall(r"\]\(([^)#\s]+)\)", path.read_text(encoding="utf-8"))
+    for link in links:
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+    if path.name == "README.md":
+        assert {f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")} <= set(links)
