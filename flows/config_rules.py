@@ -93,13 +93,13 @@ def _imports(config: "RunConfig") -> Iterator[str]:
         return
     if not {"state", "trajectory"} & set(replay.units):
         yield (
-            f"`replay.imports` = {list(replay.imports)} are gone back to as states or trajectories, "
+            f"`replay.imports` = {list(replay.imports)} come back as states or trajectories, "
             f"but `replay.units` = {list(replay.units)}: add one of them, or leave the imports out"
         )
     if "state" in replay.units and replay.credit == "corrected":
         yield (
-            f"`replay.imports` = {list(replay.imports)} may hold states whose log-probs no correction "
-            "holds for, but `replay.credit` = 'corrected' weighs prefixes by them: set "
+            f"`replay.imports` = {list(replay.imports)} may hold states whose log-probs no "
+            "correction holds for, but `replay.credit` = 'corrected' weighs prefixes by them: set "
             'replay.credit = "direct", or "none"'
         )
 

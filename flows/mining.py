@@ -52,18 +52,14 @@ def imported_states(session: "Session", iteration: int) -> list[Row]:
         return []
     chosen = _responses(session, iteration)
     rollouts = session.store.read("rollouts", event_ids=chosen) if chosen else []
-    tokens = {i: row for i, row in tokens_of(session.store, rollouts).items() if _is_whole(row)}
+    tokens = tokens_of(session.store, rollouts)
     cuts = session.config.value.cuts
     rows = state_rows(session.policy, iteration, rollouts, tokens, cuts, (ROLE,))
     return [row for row in rows if row["prefix_tokens"]]  # the prompt has a state of its own
 
 
-def _is_whole(tokens: Row) -> bool:
-    return bool(tokens["prompt_ids"])
-
-
 def _responses(session: "Session", iteration: int) -> list[str]:
-    """Return the ids of the responses to cut: the first of each prompt, without those cut before."""
+    """Return the ids of the responses to cut: the first of each prompt, but those cut before."""
     store, imports = session.store, session.config.replay.imports
     [pin] = store.read("views_pinned", run_id=session.run_id, iteration=iteration)
     tried = pa.array(sorted(_tried(session, iteration)), pa.string())
@@ -77,7 +73,7 @@ def _responses(session: "Session", iteration: int) -> list[str]:
             ),
             pc.and_(
                 pc.and_(
-                    pc.equal(batch["prefix_tokens"], 0), pc.greater(batch["num_completion_ids"], 0)
+                    pc.equal(batch["prefix_tokens"], 0), pc.greater(batch["num_prompt_ids"], 0)
                 ),
                 pc.and_(
                     pc.equal(batch["base_digest"], session.policy.base_digest),

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from flows.config import RunConfig
 from flows.dropping import DROP, drop_rows
-from flows.mining import imported_states
 from flows.lineage import Lineage
+from flows.mining import imported_states
 from flows.planned import TRAINED_ROLES, source_rollouts
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
 from flows.states import CUT_ROLES, Features, Outcome, StateFeatures, state_rows
@@ -136,7 +136,7 @@ def rescore(session: Session, iteration: int) -> int:
 
 
 def _cut(session: Session, iteration: int) -> None:
-    """Commit the states of every rollout since the last refit, of forgotten successes, of imports."""
+    """Commit the states of all rollouts since the last refit, of lost successes, of imports."""
     every = session.config.value.every
     assert every is not None
     rows: list[Row] = []

@@ -52,9 +52,10 @@ class Reader:
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 self._unhashed.append(raw)
-                size, is_ended, kept = len(raw), raw.endswith(b"\n"), raw
-                if size > MAX_LINE_BYTES:
-                    size, is_ended, kept = *self._skip(file, raw), None
+                size, is_ended = len(raw), raw.endswith(b"\n")
+                kept = raw if size <= MAX_LINE_BYTES else None
+                if kept is None:
+                    size, is_ended = self._skip(file, raw)
                 end += size
                 yield Line(number, kept, end - is_ended, end, is_ended)
                 if end - hashed > _CHUNK_BYTES:

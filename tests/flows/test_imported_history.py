@@ -1,6 +1,5 @@
 """Imported history is judged again, searched, gone back to as states and trajectories."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,11 @@ REWARD = "rrl_core.tasks.dense:contains_digit"
 CONFIG = (f"replay.imports=['{IMPORT}']", "run.iterations=3", "evaluation.every=off")
 DECLARED = {"name": IMPORT, "task": "arithmetic", "model": "tiny", "temperature": 1.0}
 Row = dict[str, Any]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> storage.Store:
+    return storage.open(tmp_path / "store", create=True)
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,87 @@ def test_the_states_of_an_import_are_continued_by_the_policy(hybrid: storage.Sto
 
 def test_a_run_that_goes_back_to_an_import_is_derived_again(hybrid: storage.Store):
     assert differences(hybrid, replay_config(*CONFIG, 'replay.units=["state"]')) == []
+
+
+def test_the_responses_of_an_import_are_judged_by_a_value_model(
+    store: storage.Store, tmp_path: Path, policy: Policy
+):
+    """24 responses, cut after their first line (and those of each prompt once as a whole)."""
+    write_run(store, 4)
+    publish(store, make_model(policy, 1), "v1")
+    import_episodes(store, tmp_path, episodes(policy, "no idea.\nor is it\n"))
+    done = rescore_import(store, "value:v1")
+    assert done.skipped == {}
+    states = [s for s in store.read("states") if s["source_run_id"] == IMPORT]
+    assert Counter(s["prefix_tokens"] == 0 for s in states)[True] == 12
+    assert done.scores == {"ok": len(states)}
+    [(num_found,)] = ask(
+        store,
+        f"""select count(*) from states as state
+        join latest_scores as score on score.target_id = state.event_id
+        where state.source_run_id = '{IMPORT}' and score.value between 0 and 1""",
+    )
+    assert num_found == len(states)
+
+
+@pytest.mark.parametrize(
+    ("with_tokens", "model", "reason"),
+    [
+        (True, None, "its run has another base model, or names none"),
+        (False, "tiny", "no token ids are stored"),
+    ],
+)
+def test_what_the_value_model_cannot_read_of_an_import_is_told(
+    store: storage.Store,
+    tmp_path: Path,
+    policy: Policy,
+    with_tokens: bool,
+    model: str | None,
+    reason: str,
+):
+    write_run(store, 4)
+    publish(store, make_model(policy, 1), "v1")
+    import_episodes(store, tmp_path, episodes(policy, "7", 1, with_tokens), model=model)
+    assert rescore_import(store, "value:v1").skipped == {reason: 12}
+
+
+def test_an_imported_response_is_found_by_its_words_and_shown(
+    store: storage.Store, tmp_path: Path, policy: Policy
+):
+    import_episodes(store, tmp_path, episodes(policy, "a lucky 7", 1, with_tokens=False))
+    found = ask(store, "select event_id from rollouts where completion like '%lucky 7%'")
+    assert len(found) == 12
+    story = storage.console.story(store, found[0][0])
+    assert {"rollouts", "scores"} <= story.keys()
+
+
+def test_the_prompts_of_an_import_are_a_task(store: storage.Store, tmp_path: Path, policy: Policy):
+    from rrl_core.tasks.registry import build_task
+    from storage.export_rollouts import export_rollouts
+
+    import_episodes(store, tmp_path, episodes(policy, "7", 2, with_tokens=False), task="jsonl")
+    assert list(export_rollouts(store, "jsonl", tmp_path / "out.jsonl"))
+    task = build_task(
+        "jsonl", {"path": str(tmp_path / "out.jsonl"), "reward": REWARD, "eval_fraction": 0}
+    )
+    imported = {row["prompt_id"] for row in store.read("prompts")}
+    assert {prompt.prompt_id for prompt in task.prompts("train")} == imported
+    assert len(imported) == 12
+
+
+def test_a_name_that_is_no_import_is_refused(tmp_path: Path):
+    with pytest.raises(storage.QueryError, match="which has none; came 'outside'"):
+        run_here(tmp_path / "store", replay_config(*CONFIG))
+    assert storage.open(tmp_path / "store").read("runs") == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("replay.units=['prompt']", "come back as states or trajectories"),
+        ("replay.credit='corrected'", "no correction holds"),
+    ],
+)
+def test_imports_that_nothing_would_come_of_are_refused(override: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        replay_config(*CONFIG, override)

@@ -16,9 +16,11 @@ LINES: list[Any] = [
     *(verl_line(n, gts=str(n)) for n in range(9)),
     "", " \t\r", "{", "null", "\xa0".encode("latin-1"), '{"a": 1, "a": 2}', '{"input": 1}',
     *(verl_line(n, uid=f"u{n % 2}", request_id=n, acc="True", note=["x"]) for n in range(4)),
-    '{"input": "a\u2028\x7f \\ud800", "output": "\\"\\\\\\n\\u0000\u00e9", "score": NaN, "step": 3}',
+    '{"input": "a\u2028\x7f \\ud800", "output": "\\"\\\\\\n\\u0000\u00e9", '
+    '"score": NaN, "step": 3}',
     '{"input": "a", "output": "", "score": -40, "step": 3.0, "deep": {"x": 1}, "big": 1e999}',
-    '  {"input" : "b",\t"output": "c\\/", "score": 123456789012345678901234567890, "step": true} \r',
+    '  {"input" : "b",\t"output": "c\\/",'
+    ' "score": 123456789012345678901234567890, "step": true} \r',
     verl_line(5, output="x" * 5000), verl_line(6, score=-0.0), verl_line(6, score=False),
 ]  # fmt: skip
 TURN = {"prompt_ids": [5, 6], "completion_ids": [7, 8, 9], "completion_logprobs": [-0.5, -1, -0.25]}
