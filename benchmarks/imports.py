@@ -4,8 +4,9 @@ A file of `--lines` verl lines of about 1 kB, 8 to a prompt, every 1,024 a step,
 imported by `flows.importing.import_rollouts` into an empty store, in a process of its own. The
 figure is lines a second; at least 20,000 with a million lines passes (exit code 0).
 `cpu_lines_per_s` divides by the processor seconds of all threads instead, which tells the cost also
-where other work runs on the machine. Memory is resident memory when a tenth of the lines and when
-all were read. Then the same file is imported again, which must add nothing.
+where other work runs on the machine. Memory is resident memory when a tenth, a half and all of the
+lines were read, and its peak up to then. Then the same file is imported again, which must add
+nothing.
 
     python benchmarks/imports.py [--lines 1000000] [--json]
 """
@@ -13,6 +14,7 @@ all were read. Then the same file is imported again, which must add nothing.
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -49,6 +51,11 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def peak_mb() -> float:
+    """Return the most resident memory that this process had so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Import the file twice, and return what the first time took."""
     import storage
@@ -58,12 +65,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path(arguments.folder)
     path = folder / "1.jsonl"
     write_lines(path, arguments.lines)
-    memory: list[tuple[int, float]] = []
+    memory: list[tuple[int, float, float]] = []
     count = importing._count
 
     def count_and_look(job: Any, part: Any, rows: Any) -> None:
         count(job, part, rows)
-        memory.append((job.counts["lines"], resident_mb()))
+        memory.append((job.counts["lines"], resident_mb(), peak_mb()))
 
     importing._count = count_and_look
     store = storage.open(folder / "store", create=True)
@@ -73,7 +80,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         first = importing.import_rollouts(store, request, progress)
         elapsed, cpu = time.perf_counter() - started, time.process_time() - started_cpu
         again = importing.import_rollouts(store, request, progress)
-    tenth = next(mb for lines, mb in memory if lines >= arguments.lines / 10)
+    reached = {
+        f"{name}_mb_at_{percent}_percent": round(mb, 1)
+        for percent in (10, 50, 100)
+        for _, *found in [next(m for m in memory if 100 * m[0] >= percent * arguments.lines)]
+        for name, mb in zip(("resident", "peak"), found, strict=True)
+    }
     return {
         "line_bytes": path.stat().st_size / arguments.lines,
         "num_rollouts": first.num_rollouts,
@@ -82,8 +94,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "lines_per_s": arguments.lines / elapsed,
         "cpu_lines_per_s": arguments.lines / cpu,
         "again_s": again.elapsed_s,
-        "mb_at_a_tenth": tenth,
-        "mb_at_the_end": memory[-1][1],
+        **reached,
         "store_mb": sum(p.stat().st_size for p in store.path.rglob("*.parquet")) / 1e6,
     }
 

@@ -207,6 +207,9 @@ class ReplaySection(Section):
     curriculum: bool = Field(
         False, description="Priorities favour the difficulties that are solved half of the time."
     )
+    imports: tuple[str, ...] = Field(
+        (), description="Imports whose responses a run goes back to as to its own; none: its own."
+    )
     replace_zero_variance: bool = Field(
         False,
         description="A trajectory takes the place of a rollout in fresh groups that failed whole.",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def check_across_sections(config: "RunConfig") -> None:
     """Raise ValueError with the first rule that does not hold."""
-    rules = (_lengths, _correction, _steps, _mode, _substitutes, _review)
+    rules = (_lengths, _correction, _steps, _mode, _imports, _substitutes, _review)
     for problem in chain.from_iterable(rule(config) for rule in rules):
         raise ValueError(problem)
 
@@ -84,6 +84,23 @@ def _mode(config: "RunConfig") -> Iterator[str]:
         yield (
             "`run.mode` = 'offline' samples nothing that a value model could judge, but "
             f'`value.every` = {config.value.every}: set value.every = "off"'
+        )
+
+
+def _imports(config: "RunConfig") -> Iterator[str]:
+    replay = config.replay
+    if not replay.imports:
+        return
+    if not {"state", "trajectory"} & set(replay.units):
+        yield (
+            f"`replay.imports` = {list(replay.imports)} come back as states or trajectories, "
+            f"but `replay.units` = {list(replay.units)}: add one of them, or leave the imports out"
+        )
+    if "state" in replay.units and replay.credit == "corrected":
+        yield (
+            f"`replay.imports` = {list(replay.imports)} may hold states whose log-probs no "
+            "correction holds for, but `replay.credit` = 'corrected' weighs prefixes by them: set "
+            'replay.credit = "direct", or "none"'
         )
 
 

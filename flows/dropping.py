@@ -81,10 +81,10 @@ def _forgotten(session: Session, iteration: int) -> list[str]:
 
 def _is_forgotten(session: Session, batch: pa.RecordBatch, iteration: int) -> pa.BooleanArray:
     is_rare = pc.less_equal(batch["p_hat"], RARELY_SOLVED)
-    has_logprobs = pc.not_equal(batch["eligibility_reason"], "no_logprobs")
+    is_unfit = pc.is_in(batch["eligibility_reason"], pa.array(["no_logprobs", "unfit_import"]))
     last_refit = iteration - (session.config.value.every or 1)
     is_old = pc.less_equal(batch["sampled_iteration"], last_refit)
-    return pc.and_(pc.and_(is_rare, has_logprobs), is_old)
+    return pc.and_(pc.and_(is_rare, pc.invert(is_unfit)), is_old)
 
 
 def _age_order(row: dict[str, Any]) -> tuple[int, str]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from flows.config import RunConfig
 from flows.dropping import DROP, drop_rows
 from flows.lineage import Lineage
+from flows.mining import imported_states
 from flows.planned import TRAINED_ROLES, source_rollouts
 from flows.replaying import NO_MODEL, VIEW, candidates_of, pick_rule
 from flows.states import CUT_ROLES, Features, Outcome, StateFeatures, state_rows
@@ -135,7 +136,7 @@ def rescore(session: Session, iteration: int) -> int:
 
 
 def _cut(session: Session, iteration: int) -> None:
-    """Commit the states of every rollout since the last refit, and of forgotten successes."""
+    """Commit the states of all rollouts since the last refit, of lost successes, of imports."""
     every = session.config.value.every
     assert every is not None
     rows: list[Row] = []
@@ -148,6 +149,7 @@ def _cut(session: Session, iteration: int) -> None:
         rows += state_rows(session.policy, iteration, rollouts, tokens, cuts)
     if "state" in session.config.replay.units:
         rows += drop_rows(session, iteration)
+        rows += imported_states(session, iteration)
     session.writer.append({"states": rows}, batch_key=f"i{iteration:06d}-states")
 
 
@@ -269,7 +271,11 @@ def _retained_states(session: Session, iteration: int) -> dict[int, list[tuple[s
     priority = pick_rule(session.config).priority
     before = models[-1]["iteration"] if models else 0
     of_refit = session.store.read("states", run_id=session.run_id, iteration=iteration)
-    late = pa.array([s["event_id"] for s in of_refit if s["cut"] == DROP], pa.string())
+    imports = session.config.replay.imports
+    late = pa.array(
+        [s["event_id"] for s in of_refit if s["cut"] == DROP or s["source_run_id"] in imports],
+        pa.string(),
+    )
     batches = partial(_state_batches, session, version, before, late)
     chunks = (candidates_of(batch) for batch in batches())
     keys = pa.array(retained(chunks, session.config.replay.capacity, priority), pa.string())
@@ -290,7 +296,7 @@ def _state_batches(
     """Yield the states of the run but those that an earlier refit left out for their worth.
 
     `before` is the iteration of the model before: what it could judge and did not was left out,
-    but for the states `late`, which were cut out of older rollouts since.
+    but for the states `late`, which were cut out of older rollouts, or imported ones, since.
     """
     arguments = {"run": session.run_id, "version": version}
     for batch in session.store.batches(VIEW, arguments):

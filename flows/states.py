@@ -29,6 +29,7 @@ def state_rows(
     rollouts: Sequence[Row],
     tokens: Mapping[str, Row],
     max_cuts: int,
+    roles: Sequence[str] = CUT_ROLES,
 ) -> list[Row]:
     """Return the `states` rows of rollouts: each prompt once, then the cuts of every response.
 
@@ -39,12 +40,13 @@ def state_rows(
             left out.
         tokens: their `rollout_tokens` rows, by rollout id.
         max_cuts: most cuts of a response.
+        roles: whose responses are cut.
     """
     rows: list[Row] = []
     seen: set[str] = set()
     for rollout in rollouts:
         held = tokens.get(rollout["event_id"])
-        if rollout["role"] not in CUT_ROLES or held is None or not held["completion_ids"]:
+        if rollout["role"] not in roles or held is None or not held["completion_ids"]:
             continue
         ids = held["completion_ids"]
         cuts = cut_points(ids, policy.decode, max_cuts, turn_token_ids=policy.eos_token_ids)

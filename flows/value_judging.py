@@ -52,7 +52,8 @@ class ValueJudge:
         policy: its reference policy is the backbone the model was fitted to.
         model: the value model.
         version: the version it scores under.
-        unfit_runs: those with another base model, whose token ids mean something else.
+        unfit_runs: those with another base model, whose token ids mean something else, and imports
+            that name none.
         notices: what a reader of its scores should know.
     """
 
@@ -242,6 +243,11 @@ def load_value_judge(store: Store, run_id: str | None, version: str | None) -> V
         published["run_id"]: None
         for published in store.read("policies")
         if published["base_digest"] != policy.base_digest
+    }
+    others |= {
+        part["run_id"]: None
+        for part in store.read("imports")
+        if part["base_digest"] != policy.base_digest
     }
     return ValueJudge(policy, model, row["scorer_version"], tuple(others), notices)
 

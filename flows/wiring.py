@@ -16,6 +16,7 @@ import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
+from flows.mining import check_imports
 from flows.offline import Selection, check_named
 from flows.progress import Progress
 from flows.states import Outcome, StateFeatures, states_in_training
@@ -169,12 +170,14 @@ def _checked_engine(store: Store, config: RunConfig, task: Task, run_id: str) ->
     Raises:
         ConfigError, TaskError: the sampler is not installed; an iteration asks for more prompts
             than there are.
-        QueryError: the query of an offline run is wrong, or names nothing to learn from.
+        QueryError: the query of an offline run is wrong, or names nothing to learn from; or
+            `replay.imports` names what is no import.
     """
     if config.run.mode == "offline":
         judge = (task.scorers[0].name, task.scorers[0].version)
         check_named(store, run_id, config, judge)
         return None
+    check_imports(store, config)
     select_prompts(len(task.prompts("train")), 1, config.sampler.prompts, config.run.seed)
     try:
         return resolve_sampler_name(config.sampler.engine)

@@ -187,13 +187,10 @@ def _float_texts(values: "pa.Array") -> "pa.Array":
 
 def _escaped(texts: "pa.Array") -> "pa.Array":
     """Return texts as JSON has them between its quotes."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
-    is_special = (content < 0x20) | (content > 0x7E) | (content == 0x22) | (content == 0x5C)
-    used = set(map(chr, np.flatnonzero(np.bincount(content[is_special])).tolist()))
+    used = set(map(chr, set(bytes(texts.buffers()[2] or b"").translate(None, _PLAIN))))
     escaped = texts
     for character in filter(used.__contains__, _ESCAPES):
         escaped = pc.replace_substring(escaped, character, _ESCAPES[character])
@@ -219,4 +216,5 @@ def _list_pieces(lists: "pa.ListArray") -> list[Any]:
 
 _text_json = json.encoder.encode_basestring_ascii
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PLAIN = bytes(sorted(set(range(0x20, 0x7F)) - {0x22, 0x5C}))  # JSON has them as they are
 _RARE = "[^\n\r\t -~]"  # what a text may hold that Python's own function has to escape

@@ -170,7 +170,9 @@ class Cutter:
         if record.error is not None:
             piece.add_problem(record.error.kind, str(record.error), record.number)
         for one in placed:
-            one.index = max(one.index, self._free.get(one.prompt_id, 0))
+            free = self._free.get(one.prompt_id, 0)
+            if free > one.index:
+                one.index = free
             self._free[one.prompt_id] = one.index + 1
             piece.placed.append(one)
 

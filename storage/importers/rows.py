@@ -122,9 +122,9 @@ class _Rows:
                 added = self._add_turns(sample, shared)
                 num_rollouts, num_tokens = num_rollouts + added[0], num_tokens + added[1]
             else:
-                rollout = shared | _text_facts(sample)
-                self.rollouts.append(rollout)
-                self._texts.append((sample, rollout))
+                shared.update(_text_facts(sample))
+                self.rollouts.append(shared)
+                self._texts.append((sample, shared))
                 num_rollouts += 1
         return {"num_rollouts": num_rollouts, "num_token_rollouts": num_tokens}
 
@@ -156,7 +156,8 @@ class _Rows:
         sample, told = placed.sample, self._declared
         version = sample.step if sample.policy_version is None else sample.policy_version
         temperature = told.temperature if sample.temperature is None else sample.temperature
-        return self._constants | {
+        return {
+            **self._constants,
             "prompt_id": placed.prompt_id,
             "sample_index": placed.index,
             "group_id": self._groups.get(placed.group) or self._group_id(placed),
@@ -181,11 +182,14 @@ def _prompt_row(placed: Placed, declared: Declared) -> Row:
         "prompt_id": placed.prompt_id,
         "task": declared.task,
         "split": declared.split,
-        "messages_json": json.dumps(list(placed.sample.messages), ensure_ascii=False),
+        "messages_json": _written(list(placed.sample.messages)),
         "answer": placed.sample.answer,
         "difficulty": "",
         "meta_json": "{}",
     }
+
+
+_written = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _text_facts(sample: Sample) -> Row:
@@ -244,7 +248,8 @@ def _score_rows(sample: Sample, rollout_id: str, constants: Row) -> Iterator[Row
         components = parts
         if not isinstance(written, float) or value is None:
             components = {**parts, AS_WRITTEN: written}
-        yield constants | {
+        yield {
+            **constants,
             "target_id": rollout_id,
             "scorer": scorer_name(name),
             "value": value,

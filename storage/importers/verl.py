@@ -17,7 +17,8 @@ def samples(record: Mapping[str, Any], step: int | None) -> list[Sample]:
     """Return the rollout of a line; `step` is that of the file's name."""
     given = fields.whole(record.get("step"))
     scores = {"score": record["score"]} if "score" in record else {}
-    scores |= {name: value for name, value in record.items() if name not in _OWN}
+    if not record.keys() <= _OWN:
+        scores |= {name: value for name, value in record.items() if name not in _OWN}
     uid = record.get("uid")
     return [
         Sample(

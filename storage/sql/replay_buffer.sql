@@ -7,6 +7,8 @@
 -- Columns: a run's own history is its `lineage`. Of states and of their judgements only those of its own
 --          streams count, unless the version is another stream's; of rewards its own go before others,
 --          so that judging from outside changes nothing for a run.
+--          Responses of the imports that the run's `replay.imports` names, to prompts it tried itself,
+--          are states and trajectories too, as old as the run; they are no attempts.
 --          On-policy attempts are attempts and retries, a success is a reward of 0.999 or more, and
 --          the reward is that of the run's newest reward scorer.
 --   unit, entry_id           state (`states.event_id`), trajectory (`rollouts.event_id`) or prompt
@@ -36,16 +38,50 @@
 --                            not ended is none.
 --   eligibility_reason       the first that applies: prompt_solved (p_hat of 0.75 or more),
 --                            not_judged, not_rare (trajectory, p_hat above 0.25), no_logprobs
---                            (trajectory without stored tokens or their log-probs), cooldown (used
+--                            (trajectory without stored tokens or their log-probs), unfit_import
+--                            (imported trajectory whose log-probs no correction holds for: of
+--                            another base model or of none that is named, greedy or of an unknown
+--                            temperature, cut by top_p or top_k), cooldown (used
 --                            in the newest iteration), retired (used 8 times since its last success
 --                            and since its judgement; of a trajectory or prompt the success is any
 --                            of the prompt's), mastered (state with a value of 0.75 or more by this
 --                            value model and by the run's healthy one before it), eligible
 -- Order: none, as it would take longer than the rest.
-with sources as materialized (
+with own as materialized (
     select history.run_id, history.source_run_id, history.last_iteration, history.last_commit
     from lineage($as_of) as history
     where $run is null or history.run_id = $run
+),
+told as (  -- the imports that a run was told to go back to
+    select distinct
+        event.run_id,
+        unnest(json_extract_string(event.config_json, '$.replay.imports[*]')) as source_run_id
+    from runs($as_of) as event
+    where event.run_id in (select own.run_id from own)
+),
+sources as materialized (
+    select own.run_id, own.source_run_id, own.last_iteration, own.last_commit from own
+    union all
+    select told.run_id, told.source_run_id, 2147483647, 9223372036854775807
+    from told
+    where told.source_run_id in (
+        select event.run_id from runs($as_of) as event where event.kind = 'import'
+    )
+),
+bases as (
+    select own.run_id, arg_min(policy.base_digest, policy.policy_version) as base_digest
+    from policies($as_of) as policy
+    join own on own.source_run_id = policy.run_id
+    group by own.run_id
+),
+fit_imports as (  -- whose token ids are those of the run
+    select told.run_id, told.source_run_id
+    from told
+    join bases on bases.run_id = told.run_id
+    join imports($as_of) as part
+        on part.run_id = told.source_run_id
+        and part.base_digest = bases.base_digest
+    group by told.run_id, told.source_run_id
 ),
 fitted as (
     select
@@ -178,7 +214,18 @@ sampled as materialized (
         rollout.prompt_id,
         rollout.parent_id,
         rollout.policy_version,
-        rollout.finish_reason = 'stop' and rollout.prefix_tokens = 0 as is_complete,
+        rollout.prefix_tokens = 0 and (
+            rollout.finish_reason = 'stop'
+            or rollout.role = 'imported' and rollout.finish_reason = 'unknown'
+        ) as is_complete,
+        rollout.role <> 'imported' or (
+            (source.run_id, rollout.run_id) in (
+                select (fit.run_id, fit.source_run_id) from fit_imports as fit
+            )
+            and rollout.temperature > 0
+            and (rollout.top_p <= 0 or rollout.top_p >= 1)
+            and rollout.top_k <= 0
+        ) as is_fit,
         rollout._commit,
         rollout._commit * 4294967296 + rollout._row as position,
         score.score_id,
@@ -425,6 +472,8 @@ rollout_facts as materialized (  -- rollouts with what is known of their prompt:
         sampled.sampled_iteration,
         sampled.policy_version,
         sampled.signature,
+        sampled.role = 'imported' as is_imported,
+        sampled.is_fit,
         coalesce(solution.num_same, 1) as signature_count
     from sampled
     join prompt_facts as fact
@@ -434,6 +483,12 @@ rollout_facts as materialized (  -- rollouts with what is known of their prompt:
         on solution.run_id = sampled.run_id
         and solution.prompt_id = sampled.prompt_id
         and solution.signature = sampled.signature
+    where sampled.role <> 'imported' or fact.prompt_tries > 0
+),
+successes as (
+    select sampled.*
+    from sampled
+    where sampled.role in ('attempt', 'retry', 'imported') and sampled.is_ok and sampled.is_complete
 ),
 candidates as (
     select
@@ -482,7 +537,7 @@ candidates as (
             from rollout_tokens($as_of) as token
             where token.logprobs_reason is null
         ) as has_logprobs
-    from attempts as attempt
+    from successes as attempt
     join rollout_facts as source
         on source.rollout_id = attempt.rollout_id
         and source.run_id = attempt.run_id
@@ -490,7 +545,6 @@ candidates as (
         on used.run_id = attempt.run_id
         and used.unit = 'trajectory'
         and used.entry_id = attempt.rollout_id
-    where attempt.is_ok and attempt.is_complete
     union all by name
     select
         fact.*,
@@ -520,10 +574,16 @@ estimates as (
         candidate.*,
         case candidate.unit
             when 'state' then candidate.prompt_id || ':' || candidate.prefix_sha256
-            when 'trajectory' then candidate.prompt_id || ':' || candidate.seed
+            when 'trajectory'
+                then candidate.prompt_id || ':'
+                    || if(candidate.is_imported, candidate.rollout_id, candidate.seed::varchar)
             else candidate.prompt_id
         end as entry_key,
-        coalesce(candidate.newest_policy_version - candidate.policy_version, 0) as age,
+        coalesce(
+            candidate.newest_policy_version
+            - if(coalesce(candidate.is_imported, false), 0, candidate.policy_version),
+            0
+        ) as age,
         if(
             candidate.unit = 'state' and not candidate.has_model,
             candidate.p_hat,
@@ -583,6 +643,7 @@ select
         when estimate.raw_value is null then 'not_judged'
         when estimate.unit = 'trajectory' and estimate.p_hat > 0.25 then 'not_rare'
         when not estimate.has_logprobs then 'no_logprobs'
+        when estimate.unit = 'trajectory' and not estimate.is_fit then 'unfit_import'
         when estimate.last_used_iteration = estimate.newest_iteration then 'cooldown'
         when estimate.eighth_use_commit > estimate.renewed_commit then 'retired'
         when estimate.value >= 0.75 and estimate.earlier_estimate >= 0.75 then 'mastered'

@@ -268,7 +268,7 @@ def test_what_the_backbone_cannot_read_is_skipped_with_its_reason(
         "no token ids are stored": 1,
         "its token ids are not those of the base model": 1,
         "its prompt fills the model's context": 1,
-        "only attempts and retries are cut into states": 1,
+        "only attempts, retries and imported responses are cut into states": 1,
         "the token ids of its prompt are not stored": 1,
     }
     assert len({rollout_id for rollout_id, _ in judged(store, "v1")}) == 4
@@ -335,7 +335,7 @@ def test_runs_of_another_base_model_are_skipped_and_share_no_prompt_with_the_oth
     store.open_stream(RUN_ID, opened).append({"policies": [row]}, "p")
     publish(store, make_model(policy, 1), "v1")
     done = rescore_here(store, "value")
-    assert done.skipped == {"its run has another base model": 4}
+    assert done.skipped == {"its run has another base model, or names none": 4}
     found = judged(store, "v1")
     assert (ids[0], 0) in found
     assert {rollout_id for rollout_id, _ in found} == set(ids)

@@ -1,5 +1,6 @@
 """Groups, and the parts that commits hold: functions of the bytes alone."""
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import storage
 from storage.importers.formats import FORMATS, FileReader
+from storage.importers.known import KnownFiles
 from storage.importers.parts import Cutter, Part, Placed, Source
 from storage.importers.rows import Declared, Place, part_rows
 from storage.importers.samples import Sample
@@ -136,6 +138,38 @@ def test_going_on_from_any_part_gives_the_rest_as_it_would_have_been(
     assert parts_of(path, position, lines) == whole[keep:]
 
 
+odd = st.sampled_from(
+    [b"", b" ", b"\r", b"\xef\xbb\xbf", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\0", b"\xff", b"{",
+     b"null", b"\xef\xbb\xbf{}", b'{"input": "a\r", "output": "c", "step": 1} \r']
+)  # fmt: skip
+spoken = st.sampled_from("ab").map(lambda prompt: json.dumps(line(prompt, "x")).encode())
+
+
+@given(
+    st.lists(spoken | odd, max_size=12), st.lists(st.floats(0, 1), max_size=3), st.integers(1, 4)
+)
+def test_a_file_that_is_read_while_it_grows_becomes_what_it_would_at_once(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], looks: list[float], lines: int
+):
+    """Every byte is in one part, also of lines that are none, wherever the looks end."""
+    path, content = tmp_path_factory.mktemp("f") / "f.jsonl", b"\n".join(texts)
+    known, parts = KnownFiles([]), []
+    for end in [*(int(share * len(content)) for share in sorted(looks)), len(content), None]:
+        path.write_bytes(content[:end])
+        found = known.find(FORMATS["verl"], path)
+        assert found.num_lines == sum(part.num_lines for part in parts)
+        cutter, reader = Cutter(prompt_id, lines), FileReader(FORMATS["verl"], path)
+        new = list(cutter.cut(Source(reader, "key", found.position), end is None))
+        parts += [*new, cutter.rest()] if cutter.num_slices else new
+        for piece in (piece for part in parts for piece in part.slices):
+            assert piece.sha256 == hashlib.sha256(content[: piece.position]).hexdigest()
+            known.add(piece.position, piece.sha256, None, piece.num_lines)
+    whole = parts_of(path, lines=lines)
+    assert sum(part.num_lines for part in parts) == sum(part.num_lines for part in whole)
+    assert groups(parts) == groups(whole)
+    assert known.find(FORMATS["verl"], path).is_whole == bool(content)
+
+
 def test_blank_lines_where_a_part_ended_are_lines_of_the_next(tmp_path: Path):
     (tmp_path / "f").write_text("\n\n\n")
     first, *rest = parts_of(tmp_path / "f", lines=1)
@@ -143,8 +177,6 @@ def test_blank_lines_where_a_part_ended_are_lines_of_the_next(tmp_path: Path):
 
 
 def test_the_hash_of_a_part_is_that_of_all_bytes_before_its_end(tmp_path: Path):
-    import hashlib
-
     path = write_lines(tmp_path / "f", [verl_line(n) for n in range(30)])
     content = path.read_bytes()
     ends = [(p.slices[0].position, p.slices[0].sha256) for p in parts_of(path)]

@@ -277,7 +277,7 @@ def test_what_has_no_states_is_counted_with_its_reason(memory_path: Path):
     contents, [shard] = (history := Slice(store, wanted(store, target_kind="state"))).shards(8)
     assert contents.unfit == {
         "nothing was sampled": 1,
-        "only attempts and retries are cut into states": 1,
+        "only attempts, retries and imported responses are cut into states": 1,
         "no token ids are stored": 2,
     }
     assert shard == Shard((2, 3), (2, 3), 1)

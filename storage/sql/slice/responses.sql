@@ -12,6 +12,7 @@ with sliced as materialized (
         rollouts.prompt_id,
         rollouts.status,
         rollouts.role,
+        rollouts.prefix_tokens,
         rollouts._commit,
         rollouts._row
     from sliced_rollouts() as rollouts
@@ -41,10 +42,11 @@ found as (
         sliced.*,
         case
             when sliced.status <> 'ok' then 'nothing was sampled'
-            when sliced.role not in ('attempt', 'retry')
-                then 'only attempts and retries are cut into states'
+            when sliced.role not in ('attempt', 'retry', 'imported')
+                then 'only attempts, retries and imported responses are cut into states'
+            when sliced.prefix_tokens > 0 then 'it was given more than its prompt'
             when sliced.run_id in (select unnest([$unfit_runs]::varchar[]))
-                then 'its run has another base model'
+                then 'its run has another base model, or names none'
             when with_tokens.rollout_id is null then 'no token ids are stored'
         end as reason,
         coalesce(cut.is_judged, false) as is_judged
