@@ -26,7 +26,9 @@ MAX_MORE_BYTES = 4 * 2**30  # of address space: DuckDB's limit, and as much agai
 _THREAD_BYTES = (
     160 * 2**20
 )  # of address space that a thread's stack and heap reserve, mostly unused
-_MAIN = "from flows.asking import main; main()"
+# Not `-c`: where no file is the main one DuckDB takes the process for a person's, and draws the
+# progress of slow queries into the answer.
+_MAIN = ("-m", "flows.asking")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def ask(question: Question) -> Answer:
         StorageError: what the other process met, or that it was ended.
     """
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _MAIN],
+        [sys.executable, "-P", *_MAIN],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
@@ -153,3 +155,7 @@ def _parquet(store: "Store", query: str, how: dict[str, Any]) -> tuple[bytes, di
 
     rows, damaged = console.run_to_arrow(store, query, **how)
     return parquet_bytes(rows), damaged
+
+
+if __name__ == "__main__":
+    main()

@@ -92,9 +92,15 @@ def test_the_time_limit_can_be_chosen(folder: Path):
 def test_a_process_that_dies_is_an_error_of_the_query(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(asking, "_MAIN", "import os; os.abort()")
+    monkeypatch.setattr(asking, "_MAIN", ("-c", "import os; os.abort()"))
     with pytest.raises(storage.QueryError, match="ended with -6"):
         asking.ask(Question(str(folder), "select 1", None, False, "csv", 5))
+
+
+def test_slow_queries_draw_no_progress_into_the_answer(folder: Path):
+    query = "select current_setting('enable_progress_bar') as shown"
+    _, output, _ = rrl(folder, "sql", query, "--format", "csv")
+    assert output.split() == ["shown", "False"]
 
 
 def test_answers_are_printed_or_written(folder: Path):
