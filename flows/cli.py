@@ -360,8 +360,8 @@ def rescore(
     scorer: Annotated[
         str,
         typer.Option(
-            help="final_number, strict_format, module:function, judge:FILE.toml, value (the newest "
-            "value model) or value:VERSION."
+            help="final_number, strict_format, module:function, config:FILE.toml (the reward of a "
+            "configuration), judge:FILE.toml, value (the newest value model) or value:VERSION."
         ),
     ],
     where: Annotated[

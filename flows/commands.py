@@ -126,11 +126,14 @@ def _print_plan(config: RunConfig, store_path: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from flows.judged import configured_task
     from rrl_core.sampling import resolve_sampler_name
+    from rrl_core.tasks.own import check_solutions
     from rrl_core.tasks.registry import build_task
 
     store = storage.open(store_path) if store_path.exists() else None
-    build_task(config.task.name, config.task.params)
+    configured_task(config)
+    check_solutions(build_task(config.task.name, config.task.params))
     plan = asdict(plan_run(config, store, resolve_sampler_name(config.sampler.engine)))
     if as_json:
         print_result(json.dumps(plan))

@@ -76,12 +76,40 @@ class TaskSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")  # the task checks its own parameters
 
-    name: str = Field("arithmetic", description="A task of docs/tasks.md.")
+    name: str = Field(
+        "arithmetic", description="A task of docs/tasks.md, or your own `module:name`."
+    )
 
     @property
     def params(self) -> dict[str, Any]:
         """The task's own parameters: every key that is not a field of this section."""
         return dict(self.model_extra or {})
+
+
+class RewardSection(Section):
+    """What is made of the score that the task's own scorer gives; by default nothing."""
+
+    components: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="Weights of the score's components whose mean is the outcome; `outcome` is its "
+        "value. Empty: the value alone.",
+    )
+    format: Literal["answer_line", "answer_tags", "think_answer"] | None = Field(
+        None, description="Form that is paid for where a completion has it exactly once; off: none."
+    )
+    format_weight: float = Field(0.1, ge=0, lt=1, description="What that form adds.")
+    overlong_tokens: PositiveInt | None = Field(
+        None,
+        description="Last tokens below the limit in which length is punished, more and more; "
+        "off: not at all.",
+    )
+    overlong_weight: float = Field(0.5, ge=0, lt=1, description="What the limit itself costs.")
+    novelty_weight: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="What an attempt unlike the others at its prompt adds, times the outcome.",
+    )
 
 
 class SamplerSection(Section):
@@ -304,6 +332,7 @@ class RunConfig(Section):
     run: RunSection = Field(default_factory=RunSection)
     model: ModelSection = Field(default_factory=ModelSection)
     task: TaskSection = Field(default_factory=lambda: TaskSection())
+    reward: RewardSection = Field(default_factory=RewardSection)
     sampler: SamplerSection = Field(default_factory=SamplerSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     replay: ReplaySection = Field(default_factory=ReplaySection)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def check_across_sections(config: "RunConfig") -> None:
     """Raise ValueError with the first rule that does not hold."""
-    rules = (_lengths, _correction, _steps, _mode, _imports, _substitutes, _review)
+    rules = (_lengths, _correction, _steps, _mode, _imports, _substitutes, _review, _reward)
     for problem in chain.from_iterable(rule(config) for rule in rules):
         raise ValueError(problem)
 
@@ -131,6 +131,22 @@ def _review(config: "RunConfig") -> Iterator[str]:
         yield (
             f"`review.max_tokens` = {review.max_tokens} leaves no room for what is reviewed in "
             f"`sampler.context_tokens` = {config.sampler.context_tokens}"
+        )
+
+
+def _reward(config: "RunConfig") -> Iterator[str]:
+    reward, max_tokens = config.reward, config.sampler.max_tokens
+    gain = 0.0 if reward.format is None else reward.format_weight
+    loss = 0.0 if reward.overlong_tokens is None else reward.overlong_weight
+    if gain + loss >= 1:
+        yield (
+            f"`reward.format_weight` = {gain} and `reward.overlong_weight` = {loss} add up to 1 or "
+            "more: a wrong answer could earn more than a right one; lower one"
+        )
+    if reward.overlong_tokens is not None and reward.overlong_tokens > max_tokens:
+        yield (
+            f"`reward.overlong_tokens` = {reward.overlong_tokens} are more than "
+            f"`sampler.max_tokens` = {max_tokens}: lower the first or raise the second"
         )
 
 

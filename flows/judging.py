@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from flows.config import load_config
+from flows.judged import RolloutFactsReader, configured_task
 from flows.translate import Row, score_row, stored_prompt
 from rrl_core.tasks.judge import JudgeScorer, load_judge
 from rrl_core.tasks.protocol import Scorer
-from rrl_core.tasks.scorers import BUILT_IN, load_reward, score_one
+from rrl_core.tasks.scorers import BUILT_IN, load_reward, score_all
 from storage import Store
 from storage.slices import ShardRows
 
@@ -56,16 +58,20 @@ class RewardJudge:
     unfit_runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, store: Store) -> None:
         self.name, self.version = scorer.name, scorer.version
         self._scorer = scorer
+        self._facts = RolloutFactsReader(store)
 
     def judge(self, shard: ShardRows, place: ShardPlace) -> Judged:
         """Return one score per rollout."""
         judged = Judged()
         for rollout in shard.rollouts:
             started = time.perf_counter()
-            score = score_one(self._scorer, stored_prompt(rollout), rollout["completion"])
+            facts = self._facts.read(self._scorer, [rollout])
+            [score] = score_all(
+                self._scorer, [stored_prompt(rollout)], [rollout["completion"]], facts
+            )
             elapsed_ms = (time.perf_counter() - started) * 1e3
             rollout["iteration"] = place.iteration
             row = score_row(rollout, self._scorer, score, elapsed_ms)
@@ -111,13 +117,13 @@ def make_judge(
 
     Args:
         store: holds the value models.
-        scorer: `final_number`, `strict_format`, `module:function`, `judge:FILE.toml`, `value` or
-            `value:VERSION`.
+        scorer: `final_number`, `strict_format`, `module:function`, `config:FILE.toml` (the reward
+            of a configuration), `judge:FILE.toml`, `value` or `value:VERSION`.
         run_id: whose newest value model `value` is; None: the newest of all.
         version: of a value model, where `value` was asked for before and must mean the same.
 
     Raises:
-        TaskError: there is no such scorer, or it cannot be loaded.
+        TaskError, ConfigError: there is no such scorer, or it cannot be loaded.
         StorageError: there is no such value model, or its artifact is missing.
     """
     name, _, rest = scorer.partition(":")
@@ -127,4 +133,6 @@ def make_judge(
         return load_value_judge(store, run_id, rest or version)
     if name == "judge":
         return LanguageJudge(load_judge(Path(rest)))
-    return RewardJudge(BUILT_IN[scorer] if scorer in BUILT_IN else load_reward(scorer))
+    if name == "config" and rest.endswith(".toml"):
+        return RewardJudge(configured_task(load_config(Path(rest))).scorers[0], store)
+    return RewardJudge(BUILT_IN[scorer] if scorer in BUILT_IN else load_reward(scorer), store)

@@ -60,7 +60,17 @@ class Reader(Protocol):
 def iteration_metrics(store: Store, run_id: str, iteration: int) -> dict[str, float]:
     """Return the iteration's metrics by MLflow name; never NaN or infinite."""
     found: dict[str, Any] = {"iteration": float(iteration)}
-    parts = (_history, _updates, _evaluations, _value, _forget, exploration, _replay, _review)
+    parts = (
+        _history,
+        _updates,
+        _evaluations,
+        _value,
+        _forget,
+        exploration,
+        _diversity,
+        _replay,
+        _review,
+    )
     for part in parts:
         found |= dict(part(store, run_id, iteration))
     return {k: float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
@@ -130,6 +140,16 @@ def exploration(store: Reader, run_id: str, iteration: int) -> Metrics:
     size = min(len(group) for group in groups)
     for k in sorted({1, size}):
         yield f"explore/pass_at_{k}", fmean(pass_at_k(len(g), sum(g), k) for g in groups)
+
+
+def _diversity(store: Store, run_id: str, iteration: int) -> Metrics:
+    """Yield how alike the attempts at a prompt are, over the prompts."""
+    rows = store.view("prompt_diversity", run_id=run_id, iteration=iteration)
+    if not rows:
+        return
+    yield "explore/frac_distinct_texts", fmean(r["num_texts"] / r["num_attempts"] for r in rows)
+    similar = [r["self_similarity"] for r in rows if r["self_similarity"] is not None]
+    yield "explore/self_similarity", fmean(similar) if similar else None
 
 
 def _replay(store: Store, run_id: str, iteration: int) -> Metrics:

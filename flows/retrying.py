@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flows.batching import Scored
+from flows.judged import judge_rollouts
 from flows.planned import OldRows, reward_id
 from flows.substituting import Samples
 from flows.translate import Row, score_row
 from flows.wiring import Session
 from rrl_core.replay.outcomes import compare
-from rrl_core.tasks.scorers import score_one
 from storage import Store
 
 
@@ -34,7 +34,8 @@ def compare_with_old(session: Session, iteration: int, samples: Samples) -> Comp
     made = []
     for rollout_id, rollout in samples.old.rollouts.items():
         if rollout_id not in found:
-            judged = score_one(scorer, prompts[rollout["prompt_id"]], rollout["completion"])
+            prompt = prompts[rollout["prompt_id"]]
+            [judged] = judge_rollouts(session.store, scorer, [prompt], [rollout])
             row = score_row(rollout, scorer, judged, 0.0, iteration)
             made.append(row)
             found[rollout_id] = row | {"event_id": session.writer.event_id_of("scores", row)}

@@ -22,6 +22,7 @@ from flows.generation import (
     second_phase,
     training_phase,
 )
+from flows.judged import judge_rollouts
 from flows.metrics import distilled_share
 from flows.planned import TRAINED_ROLES, planned_steps
 from flows.retrying import compare_with_old
@@ -31,7 +32,6 @@ from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
 from rrl_core.tasks.protocol import Split
-from rrl_core.tasks.scorers import score_all
 
 SCORED: dict[str, tuple[tuple[str, ...], Split]] = {  # by phase: roles, and split of their prompts
     "attempt": (TRAINED_ROLES, "train"),
@@ -149,9 +149,8 @@ def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
         judge = (scorer.name, scorer.version)
         missing = [r for r in rollouts if (r["event_id"], *judge) not in done]
         started = time.perf_counter()
-        judged = score_all(
-            scorer, [prompts[r["prompt_id"]] for r in missing], [r["completion"] for r in missing]
-        )
+        asked = [prompts[r["prompt_id"]] for r in missing]
+        judged = judge_rollouts(session.store, scorer, asked, missing)
         elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(missing))
         rows += [score_row(r, scorer, s, elapsed_ms) for r, s in zip(missing, judged, strict=True)]
     session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-{phase}-scores")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
+from flows.judged import configured_task
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
 from flows.mining import check_imports
@@ -30,7 +31,6 @@ from rrl_core.sampling.none import NoSampler
 from rrl_core.sampling.protocol import Sampler
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
-from rrl_core.tasks.registry import build_task
 from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
 
@@ -126,7 +126,7 @@ def open_session(
         facts: further columns of the `runs` row that opens the stream.
     """
     storage.require_whole(store)
-    task = build_task(config.task.name, config.task.params)
+    task = configured_task(config)
     parent = (facts or {}).get("parent_run_id")
     engine = _checked_engine(store, config, task, parent or run_id)
     with progress.status(f"loading {config.model.name}"):

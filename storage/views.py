@@ -26,6 +26,7 @@ VIEWS = (  # in the order of definition: each may use those before it
     "lineage",
     "training_history",
     "prompt_history",
+    "prompt_diversity",
     "lost_prompts",
     "forgetting",
     "judged_rollouts",

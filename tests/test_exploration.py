@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrl_core.exploration import distinct_n, pass_at_k, self_bleu4, unique_solution_rate
+from rrl_core.exploration import (
+    distinct_n,
+    novelty,
+    pass_at_k,
+    self_bleu4,
+    similarity,
+    unique_solution_rate,
+)
 
 EXACT = 1e-12
 TEXTS = st.lists(st.lists(st.sampled_from("abc"), max_size=8).map(" ".join), max_size=6)
@@ -85,3 +92,55 @@ def test_pass_at_k_is_unbiased_and_exact():
 def test_pass_at_k_out_of_range_is_refused(n, c, k):
     with pytest.raises(ValueError, match=f"came n = {n}, c = {c}, k = {k}"):
         pass_at_k(n, c, k)
+
+
+def test_similarity_by_hand():
+    # "the", "hat": _th the he_ and _ha hat at_; "the cat": _th the he_, _ca cat at_
+    assert similarity("the hat", "The cat!") == pytest.approx(4 / 8, abs=EXACT)
+    assert similarity("the hat", "hat, THE 7") == 1.0
+    assert similarity("the hat", "") == similarity("", "") == similarity("7", "7") == 0.0
+
+
+def test_novelty_by_hand():
+    assert novelty("the hat", ["no", "The cat!"]) == 0.0  # half in common: a copy
+    assert novelty("the hat", []) == novelty("the hat", ["no", "if"]) == 1.0
+    # _th the he_ and 5 shingles of "words" against "the" and 5 of "house": 3 of 13
+    assert novelty("the words", ["the house"]) == pytest.approx((0.5 - 3 / 13) / 0.3, abs=EXACT)
+    assert novelty("", ["the hat"]) == novelty("?! 7", []) == 0.0
+
+
+STORY = (
+    "We sat by the river until the lamp went out. Nobody said a word, and for once that was fine "
+    "with all of us, since the boats had come back from the sea."
+)
+
+
+@pytest.mark.parametrize("place", range(0, len(STORY), 7))
+def test_a_copy_with_one_other_character_is_not_new(place):
+    changed = STORY[:place] + "q" + STORY[place + 1 :]
+    assert novelty(changed, [STORY]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        STORY.upper(),
+        STORY + " 12345 !!!",
+        " ".join(reversed(STORY.split())),
+        STORY.replace(" ", "  \n"),
+        STORY + " " + STORY,
+        "Well, here is my answer: " + STORY,
+        STORY[: len(STORY) * 3 // 4],
+    ],
+    ids=["capitals", "figures", "order", "space", "twice", "opening", "cut"],
+)
+def test_a_copy_in_other_clothes_is_not_new(copy):
+    assert novelty(copy, ["something else", STORY]) == 0.0
+
+
+@given(TEXTS, st.text(max_size=20))
+def test_novelty_is_the_same_in_any_order_and_never_grows_with_company(texts, text):
+    value = novelty(text, texts)
+    assert 0.0 <= value <= 1.0
+    assert novelty(text, texts[::-1]) == value
+    assert novelty(text, [*texts, "a new one"]) <= value

@@ -1,7 +1,7 @@
-"""The two parts of DAPO that act before the loss: dynamic sampling and overlong shaping.
+"""Dynamic sampling: the part of DAPO that acts between the rewards and the loss.
 
-Source: DAPO (arXiv 2503.14476, sections 3.2 and 3.4). Its loss (token mean, clip 0.2/0.28) is
-`objectives.ALGORITHMS["dapo"]`.
+Source: DAPO (arXiv 2503.14476, section 3.2). Its loss (token mean, clip 0.2/0.28) is
+`objectives.ALGORITHMS["dapo"]`; its overlong shaping is in `rrl_core.tasks.shaping`.
 """
 
 from collections import defaultdict
@@ -35,29 +35,3 @@ def informative_rows(rewards_B: Sequence[float | None], group_ids_B: Sequence[st
         reward is not None and group_id in kept
         for reward, group_id in zip(rewards_B, group_ids_B, strict=True)
     ]
-
-
-def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer_tokens: int) -> float:
-    """Return the reward term that makes a completion near the length limit less welcome.
-
-        0                                             num_tokens <= max_tokens - buffer_tokens
-        (max_tokens - buffer_tokens - num_tokens) / buffer_tokens           within the buffer
-        -1                                            num_tokens > max_tokens
-
-    Args:
-        num_tokens: length of the completion.
-        max_tokens: the limit.
-        buffer_tokens: width of the zone below the limit in which the penalty grows, 1..max_tokens.
-
-    Returns:
-        A number in [-1, 0], to be added to the reward.
-
-    Raises:
-        ValueError: the buffer is empty or wider than the limit.
-    """
-    if not 1 <= buffer_tokens <= max_tokens:
-        raise ValueError(
-            f"expected 1 <= buffer_tokens <= max_tokens, got {buffer_tokens} and {max_tokens}"
-        )
-    over = num_tokens - (max_tokens - buffer_tokens)
-    return -min(max(over / buffer_tokens, 0.0), 1.0)

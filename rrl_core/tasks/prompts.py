@@ -1,6 +1,6 @@
 """Common to all tasks: how a problem becomes a prompt, and the two splits of a task."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,7 +25,8 @@ class TaskSettings(BaseModel):
 class PromptTask:
     """A task whose prompts are all known beforehand.
 
-    Repeated prompts of a split count once. No eval prompt asks what a train prompt asks.
+    Repeated prompts of a split count once. No eval prompt asks what a train prompt asks. With
+    `solution`, which gives a prompt's reference solution, it is a `SolvedTask`.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class PromptTask:
         scorers: Sequence[Scorer],
         train_prompts: Iterable[Prompt],
         eval_prompts: Iterable[Prompt],
+        solution: Callable[[Prompt], str] | None = None,
     ) -> None:
         self.name = name
+        if solution is not None:
+            self.solution = solution
         self.scorers = scorers
         self._prompts: Mapping[Split, Sequence[Prompt]] = {
             "train": _without_repeats(train_prompts),

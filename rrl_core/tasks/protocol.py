@@ -13,6 +13,9 @@ Split = Literal["train", "eval"]
 ScoreStatus = Literal["ok", "timeout", "unscorable", "scorer_error"]
 
 
+SUCCESS = 0.999  # a reward of so much counts as solved, as in `rrl_core.replay.outcomes`
+
+
 class TaskError(ValueError):
     """The task's data or parameters are not as expected; the message says what to do."""
 
@@ -64,6 +67,31 @@ class BatchScorer(Scorer, Protocol):
         """Judge each completion as if it were alone: none delays or costs another one's score."""
 
 
+@dataclass(frozen=True)
+class RolloutFacts:
+    """What a reward may know of a rollout beside its text; None where it is not known.
+
+    `num_tokens` counts the response, given tokens included; `max_tokens` is its limit; `novelty` is
+    that of `rrl_core.exploration`, in [0, 1].
+    """
+
+    num_tokens: int | None = None
+    max_tokens: int | None = None
+    novelty: float | None = None
+
+
+@runtime_checkable
+class FactScorer(Scorer, Protocol):
+    """A scorer whose judgement depends on facts of the rollout beside its text."""
+
+    needs_novelty: bool
+
+    def judge_with(
+        self, prompts: Sequence[Prompt], completions: Sequence[str], facts: Sequence[RolloutFacts]
+    ) -> list[Score]:
+        """Judge each completion as if it were alone, given its facts."""
+
+
 class Task(Protocol):
     """Prompts of two splits and scorers of their completions; the first scorer is the reward."""
 
@@ -72,6 +100,14 @@ class Task(Protocol):
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         """Return the prompts of `split`, in a fixed order, with ids that never change."""
+
+
+@runtime_checkable
+class SolvedTask(Task, Protocol):
+    """A task that knows a solution of each of its prompts."""
+
+    def solution(self, prompt: Prompt) -> str:
+        """Return a completion that its reward counts as solved."""
 
 
 def make_prompt_id(

@@ -11,9 +11,11 @@ from rrl_core.tasks.code import CodeSettings, build_code
 from rrl_core.tasks.gsm8k import Gsm8kSettings, build_gsm8k
 from rrl_core.tasks.jsonl import JsonlSettings, build_jsonl
 from rrl_core.tasks.math_problems import MathSettings, build_math
+from rrl_core.tasks.own import load_task
 from rrl_core.tasks.prompts import TaskSettings
 from rrl_core.tasks.protocol import Task, TaskError
 from rrl_core.tasks.reasoning import ReasoningSettings, build_reasoning
+from rrl_core.tasks.writing import WritingSettings, build_writing
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,22 @@ TASKS: Mapping[str, TaskKind] = {
     "jsonl": TaskKind(JsonlSettings, build_jsonl),
     "math": TaskKind(MathSettings, build_math),
     "reasoning_gym": TaskKind(ReasoningSettings, build_reasoning),
+    "writing": TaskKind(WritingSettings, build_writing),
 }
 
 
 def build_task(name: str, params: Mapping[str, Any]) -> Task:
-    """Return the task `name` built with `params`.
+    """Return the task `name`, one of `TASKS` or a user's `module:name`, built with `params`.
 
     Raises:
         TaskError: no such task or parameter, a value out of range, or data not as expected.
     """
+    if ":" in name:
+        return load_task(name, params, TASKS)
     if name not in TASKS:
-        raise TaskError(f"expected a task among {', '.join(TASKS)}; came `{name}`")
+        raise TaskError(
+            f"expected a task among {', '.join(TASKS)} or your `module:name`; came `{name}`"
+        )
     kind = TASKS[name]
     try:
         settings = kind.settings.model_validate(dict(params))

@@ -6,18 +6,23 @@ wrong: a policy that reads them learns nothing of the answer.
 
 import contextlib
 import hashlib
-import importlib
-import inspect
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
-from rrl_core.tasks.protocol import BatchScorer, Prompt, Score, Scorer, ScoreStatus, TaskError
+from rrl_core.tasks.loading import load_function
+from rrl_core.tasks.protocol import (
+    BatchScorer,
+    FactScorer,
+    Prompt,
+    RolloutFacts,
+    Score,
+    Scorer,
+    ScoreStatus,
+    TaskError,
+)
 
 RewardFunction = Callable[[Prompt, str], float | Score]
 
@@ -116,43 +121,27 @@ def make_scorers(reward: str) -> tuple[Scorer, ...]:
 def load_reward(spec: str) -> FunctionScorer:
     """Load the reward function `module:function`; the module may stand in the working folder.
 
-    The working folder joins the end of `sys.path`, so that it can hide no installed package.
-
     Raises:
         TaskError: the spec, the module or the function is not as expected.
     """
-    module_name, colon, function_name = spec.partition(":")
-    if not (module_name and colon and function_name):
-        raise TaskError(
-            f"reward: expected `module:function` or one of {', '.join(BUILT_IN)}; came `{spec}`"
-        )
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise TaskError(
-            f"reward `{spec}`: importing `{module_name}` raised {type(error).__name__}: {error}; "
-            f"put `{module_name}.py` into {os.getcwd()} or install it"
-        ) from error
-    source = inspect.getsourcefile(module)
-    function = getattr(module, function_name, None)
-    if source is None or not callable(function):
-        raise TaskError(
-            f"reward `{spec}`: expected a function `{function_name}` in a Python file; "
-            f"`{module_name}` ({getattr(module, '__file__', 'built in')}) has none"
-        )
-    version = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12]
-    return FunctionScorer(spec, version, function)
+    loaded = load_function("reward", spec, BUILT_IN)
+    version = hashlib.sha256(loaded.source.read_bytes()).hexdigest()[:12]
+    return FunctionScorer(spec, version, loaded.function)
 
 
-def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
+def score_all(
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    facts: Sequence[RolloutFacts] | None = None,
+) -> list[Score]:
     """Return the score of each completion, by `judge_many` where there is one, else `score_one`.
 
     Args:
         scorer: the judge.
         prompts: the prompt of each completion, in order.
         completions: as many texts as there are prompts.
+        facts: of each completion's rollout, for a `FactScorer`; None: nothing is known.
 
     Raises:
         TaskError: there are not as many prompts as completions.
@@ -162,6 +151,9 @@ def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[s
             f"expected one prompt per completion; came {len(prompts)} prompts and "
             f"{len(completions)} completions"
         )
+    if isinstance(scorer, FactScorer):
+        known = [RolloutFacts()] * len(prompts) if facts is None else facts
+        return [_checked(score) for score in scorer.judge_with(prompts, completions, known)]
     if isinstance(scorer, BatchScorer):
         with contextlib.suppress(Exception):  # then each by itself: who raises costs one score
             scores = scorer.judge_many(prompts, completions)

@@ -107,7 +107,8 @@ def test_metrics_tell_of_values_forgetting_exploration_and_replay(replayed: stor
     assert {
         "value/brier", "value/drift", "value/is_healthy", "forget/ever_solved", "forget/lost_rate",
         "explore/distinct_2", "explore/self_bleu4", "explore/pass_at_1", "explore/pass_at_4",
-        "explore/unique_solution_rate", "explore/entropy", "replay/size", "replay/uses",
+        "explore/unique_solution_rate", "explore/self_similarity",
+        "explore/frac_distinct_texts", "explore/entropy", "replay/size", "replay/uses",
         "replay/share_samples", "replay/share_tokens", "replay/rescued", "replay/still_failed",
         "replay/priority_entropy", "stale/age_mean", "is/mismatch_fresh", "is/importance_state",
     } <= metrics.keys()  # fmt: skip

@@ -38,6 +38,28 @@ def append_attempts(
     return ids
 
 
+def test_diversity_of_a_prompt_by_hand(store: storage.Store, writer: storage.StreamWriter):
+    texts = ["the red dog ran", "The red cat ran", "The  red dog\nran", ""]
+    rows = [rollout("p1", n, completion=text) for n, text in enumerate(texts)]
+    rows += [rollout("p2", 0, completion="alone"), rollout("p3", 0, status="error")]
+    ids = [writer.event_id_of("rollouts", row) for row in rows]
+    signed = [("4 +", 1.0), ("4 *", 1.0), ("4 +", 1.0), ("5", 0.0)]
+    scores = [score(i, value, signature=s) for i, (s, value) in zip(ids, signed, strict=False)]
+    writer.append({"rollouts": rows, "scores": scores, "views_pinned": [pin()]}, "b")
+    first, second = store.view("prompt_diversity", run_id="r1", iteration=1)
+    assert first["prompt_id"] == "p1"
+    assert (first["num_attempts"], first["num_texts"]) == (4, 4)
+    # the red, red dog, dog ran, red cat, cat ran of 9
+    assert first["distinct_2"] == pytest.approx(5 / 9, abs=ROUNDING)
+    # Of six pairs: 1 the same words, 2 with three of five, 3 with an empty one.
+    assert first["self_similarity"] == pytest.approx((1 + 2 * 3 / 5) / 6, abs=ROUNDING)
+    assert (first["num_ok"], first["num_solutions"]) == (3, 2)
+    assert (second["prompt_id"], second["num_attempts"], second["num_texts"]) == ("p2", 1, 1)
+    assert second["distinct_2"] is None
+    assert second["self_similarity"] is None
+    assert second["num_ok"] == 0
+
+
 def test_every_table_and_view_of_an_empty_store_has_its_columns(store: storage.Store):
     for name, table in TABLES.items():
         relation = store.sql(f"select * from {name}")

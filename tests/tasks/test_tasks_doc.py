@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rrl_core.tasks.own import check_solutions
 from rrl_core.tasks.registry import TASKS, build_task
 
 DOC = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
 
 
-def block(language: str, place: int = 0) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", DOC, re.DOTALL)[place]
+def block(language: str, containing: str = "") -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", DOC, re.DOTALL)
+    return next(text for text in blocks if containing in text)
 
 
 def test_the_problems_the_config_and_the_reward_work(tmp_path, monkeypatch):
@@ -39,7 +41,7 @@ def test_the_problems_the_config_and_the_reward_work(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_reasoning_example_works():
-    params = tomllib.loads(block("toml", 1))["task"]
+    params = tomllib.loads(block("toml", "reasoning_gym"))["task"]
     task = build_task(params.pop("name"), {**params, "num_train": 5, "num_eval": 2})
     assert len(task.prompts("train")) == 5
 
@@ -50,3 +52,20 @@ def test_every_task_and_main_parameter_exists():
     for name, parameters in rows:
         named = set(re.findall(r"`(\w+)`", parameters))
         assert named <= set(TASKS[name].settings.model_fields)
+
+
+def test_the_own_task_works_and_takes_forty_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = block("python", "def build(")
+    assert len(source.splitlines()) <= 45
+    (tmp_path / "my_task.py").write_text(source)
+    params = tomllib.loads(block("toml", "my_task"))["task"]
+    task = build_task(params.pop("name"), params)
+    assert [len(task.prompts(split)) for split in ("train", "eval")] == [10, 2]
+    assert check_solutions(task) == 12
+    prompt = task.prompts("train")[0]
+    judged = [task.scorers[0](prompt, text) for text in ("radec", "radce", "cedar?", "")]
+    assert [score.value for score in judged] == [1.0, 0.6, 0.0, 0.0]
+    assert [score.feedback for score in judged][:2] == ["", "mixed up"]
+    del sys.modules["my_task"]

@@ -12,6 +12,13 @@ with tried as (
 select
     sliced.event_id,
     rollouts.completion,
+    rollouts.run_id,
+    rollouts.iteration,
+    rollouts.role,
+    rollouts.group_id,
+    rollouts.prefix_tokens,
+    rollouts.num_completion_tokens,
+    rollouts.max_tokens,
     sliced.prompt_id,
     prompt.task,
     prompt.split,
