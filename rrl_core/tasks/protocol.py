@@ -46,6 +46,14 @@ class Score:
     feedback: str = ""
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """A score, and how long the scorer took to give it."""
+
+    score: Score
+    elapsed_ms: float
+
+
 class Scorer(Protocol):
     """A named, versioned judge of one completion. A new version is a new judge."""
 
@@ -57,11 +65,13 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class BatchScorer(Scorer, Protocol):
-    """A scorer that is quicker with several completions at a time."""
+class ParallelScorer(Scorer, Protocol):
+    """A scorer that waits, as for a child process: it may be asked from several threads.
 
-    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Judge each completion as if it were alone: none delays or costs another one's score."""
+    Each completion is judged as if it were alone, within limits of its own.
+    """
+
+    num_parallel: int  # completions that it judges at a time
 
 
 class Task(Protocol):

@@ -4,20 +4,32 @@ Feedback and components tell only what does not depend on the reference answer b
 wrong: a policy that reads them learns nothing of the answer.
 """
 
-import contextlib
 import hashlib
 import importlib
 import inspect
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
-from rrl_core.tasks.protocol import BatchScorer, Prompt, Score, Scorer, ScoreStatus, TaskError
+from rrl_core.tasks.own_rewards import REWARD_LIMIT_S, OwnReward
+from rrl_core.tasks.protocol import (
+    Judgement,
+    ParallelScorer,
+    Prompt,
+    Score,
+    Scorer,
+    ScoreStatus,
+    TaskError,
+)
 
 RewardFunction = Callable[[Prompt, str], float | Score]
 
@@ -97,12 +109,15 @@ class FunctionScorer:
 BUILT_IN: Mapping[str, Scorer] = {scorer.name: scorer for scorer in (FinalNumber(), StrictFormat())}
 
 
-def make_scorers(reward: str) -> tuple[Scorer, ...]:
+def make_scorers(
+    reward: str, reward_time_limit_s: float | None = REWARD_LIMIT_S
+) -> tuple[Scorer, ...]:
     """Return the scorers of a task, the one named `reward` first.
 
     Args:
         reward: a built-in scorer's name, or `module:function`. The other built-in scorers follow a
             built-in one; a function stands alone.
+        reward_time_limit_s: as `make_reward` takes it.
 
     Raises:
         TaskError: there is no such scorer, or the function cannot be loaded.
@@ -110,7 +125,44 @@ def make_scorers(reward: str) -> tuple[Scorer, ...]:
     if reward in BUILT_IN:
         others = (scorer for name, scorer in BUILT_IN.items() if name != reward)
         return (BUILT_IN[reward], *others)
-    return (load_reward(reward),)
+    return (make_reward(reward, reward_time_limit_s),)
+
+
+def make_reward(spec: str, time_limit_s: float | None = REWARD_LIMIT_S) -> Scorer:
+    """Return the reward function `module:function` as a scorer.
+
+    Args:
+        spec: the function, as `load_reward` takes it.
+        time_limit_s: seconds it may take for a completion, in a child process that is ended then;
+            None: no limit, it is called in this process.
+
+    Raises:
+        TaskError: the spec, the module or the function is not as expected.
+    """
+    loaded = load_reward(spec)
+    if time_limit_s is None:
+        return loaded
+    return OwnReward(spec, loaded.version, time_limit_s)
+
+
+def serve_reward(spec: str, version: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what answers the questions of `OwnReward`, in its child process.
+
+    Raises:
+        TaskError: the function cannot be loaded, or its file is no longer that of `version`.
+    """
+    loaded = load_reward(spec)
+    if loaded.version != version:
+        raise TaskError(
+            f"reward `{spec}` was edited: expected version {version}, came {loaded.version}"
+        )
+
+    def answer(question: Any) -> dict[str, Any]:
+        facts, completion = question
+        prompt = Prompt(**{**facts, "messages": tuple(facts["messages"])})
+        return asdict(score_one(loaded, prompt, completion))
+
+    return answer
 
 
 def load_reward(spec: str) -> FunctionScorer:
@@ -147,7 +199,14 @@ def load_reward(spec: str) -> FunctionScorer:
 
 
 def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-    """Return the score of each completion, by `judge_many` where there is one, else `score_one`.
+    """Return the score of each completion, as `judge_all` does."""
+    return [judged.score for judged in judge_all(scorer, prompts, completions)]
+
+
+def judge_all(
+    scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]
+) -> list[Judgement]:
+    """Judge each completion, several at a time where the scorer says so.
 
     Args:
         scorer: the judge.
@@ -162,11 +221,18 @@ def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[s
             f"expected one prompt per completion; came {len(prompts)} prompts and "
             f"{len(completions)} completions"
         )
-    if isinstance(scorer, BatchScorer):
-        with contextlib.suppress(Exception):  # then each by itself: who raises costs one score
-            scores = scorer.judge_many(prompts, completions)
-            return [_checked(score) for _, score in zip(prompts, scores, strict=True)]
-    return [score_one(scorer, *pair) for pair in zip(prompts, completions, strict=True)]
+    judge = partial(judge_one, scorer)
+    if isinstance(scorer, ParallelScorer) and len(prompts) > 1:
+        with ThreadPoolExecutor(scorer.num_parallel) as threads:
+            return list(threads.map(judge, prompts, completions))
+    return list(map(judge, prompts, completions))
+
+
+def judge_one(scorer: Scorer, prompt: Prompt, completion: str) -> Judgement:
+    """Return the scorer's judgement, as `score_one` gives it, and the milliseconds it took."""
+    started = time.perf_counter()
+    score = score_one(scorer, prompt, completion)
+    return Judgement(score, (time.perf_counter() - started) * 1e3)
 
 
 def score_one(scorer: Scorer, prompt: Prompt, completion: str) -> Score:
