@@ -34,7 +34,7 @@ from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.policy.learner import plan_steps
 from rrl_core.replay.credit import offline_advantage
 from rrl_core.seeds import derive_seed
-from rrl_core.tasks.scorers import score_one
+from rrl_core.tasks.scorers import judge_all
 from rrl_core.tasks.selection import select_rollouts
 from storage import Store
 
@@ -291,9 +291,10 @@ def _judge(session: "Session", iteration: int, rollout_ids: list[str]) -> None:
             prompts = {
                 p["event_id"]: stored_prompt(p) for p in store.read("prompts", event_ids=places)
             }
+            asked, answers = [prompts[p] for p in places], [r["completion"] for r in rollouts]
+            judged = judge_all(scorer, asked, answers)
             rows = [
-                score_row(r, scorer, score_one(scorer, prompts[p], r["completion"]), 0.0, iteration)
-                for r, p in zip(rollouts, places, strict=True)
+                score_row(r, scorer, j, iteration) for r, j in zip(rollouts, judged, strict=True)
             ]
             key = f"i{iteration:06d}-history-scores-{number:04d}"
             session.writer.append({"scores": rows}, batch_key=key)

@@ -13,7 +13,7 @@ from flows.substituting import Samples
 from flows.translate import Row, score_row
 from flows.wiring import Session
 from rrl_core.replay.outcomes import compare
-from rrl_core.tasks.scorers import score_one
+from rrl_core.tasks.scorers import judge_all
 from storage import Store
 
 
@@ -31,13 +31,15 @@ def compare_with_old(session: Session, iteration: int, samples: Samples) -> Comp
     judge = (scorer.name, scorer.version)
     found = old_rewards(session.store, session.run_id, iteration, samples.old, judge)
     prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
-    made = []
-    for rollout_id, rollout in samples.old.rollouts.items():
-        if rollout_id not in found:
-            judged = score_one(scorer, prompts[rollout["prompt_id"]], rollout["completion"])
-            row = score_row(rollout, scorer, judged, 0.0, iteration)
-            made.append(row)
-            found[rollout_id] = row | {"event_id": session.writer.event_id_of("scores", row)}
+    missing = [old for rollout_id, old in samples.old.rollouts.items() if rollout_id not in found]
+    judged = judge_all(
+        scorer,
+        [prompts[old["prompt_id"]] for old in missing],
+        [old["completion"] for old in missing],
+    )
+    made = [score_row(old, scorer, j, iteration) for old, j in zip(missing, judged, strict=True)]
+    for row in made:
+        found[row["target_id"]] = row | {"event_id": session.writer.event_id_of("scores", row)}
     return Comparisons(retry_rows(iteration, samples, found), made)
 
 

@@ -31,7 +31,7 @@ from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
 from rrl_core.tasks.protocol import Split
-from rrl_core.tasks.scorers import score_all
+from rrl_core.tasks.scoring_pool import Asked
 
 SCORED: dict[str, tuple[tuple[str, ...], Split]] = {  # by phase: roles, and split of their prompts
     "attempt": (TRAINED_ROLES, "train"),
@@ -148,12 +148,11 @@ def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
     for scorer in session.task.scorers:
         judge = (scorer.name, scorer.version)
         missing = [r for r in rollouts if (r["event_id"], *judge) not in done]
-        started = time.perf_counter()
-        judged = score_all(
-            scorer, [prompts[r["prompt_id"]] for r in missing], [r["completion"] for r in missing]
+        judged = session.scoring.judge(
+            scorer,
+            [Asked(r["event_id"], prompts[r["prompt_id"]], r["completion"]) for r in missing],
         )
-        elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(missing))
-        rows += [score_row(r, scorer, s, elapsed_ms) for r, s in zip(missing, judged, strict=True)]
+        rows += [score_row(r, scorer, j) for r, j in zip(missing, judged, strict=True)]
     session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-{phase}-scores")
     return len(rows)
 
