@@ -360,8 +360,9 @@ def rescore(
     scorer: Annotated[
         str,
         typer.Option(
-            help="final_number, strict_format, module:function, config:FILE.toml (the reward of a "
-            "configuration), judge:FILE.toml, value (the newest value model) or value:VERSION."
+            help="final_number, strict_format, code_tests, code_tests_share, math_verify, "
+            "reasoning_gym, module:function, config:FILE.toml (the reward of a configuration), "
+            "judge:FILE.toml, value (the newest value model) or value:VERSION."
         ),
     ],
     where: Annotated[
@@ -375,6 +376,12 @@ def rescore(
     shard_rollouts: Annotated[
         int, typer.Option(min=1, help="Rollouts a commit: what a killed process may lose.")
     ] = 512,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Parameter of a reward, task.key=value; else the run's, or the default."
+        ),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -383,7 +390,9 @@ def rescore(
     from flows.rescoring import RescoreRequest
 
     rescore_commands.rescore(
-        RescoreRequest(scorer, where, run, as_of, shard_rollouts), store, as_json
+        RescoreRequest(scorer, where, run, as_of, shard_rollouts, tuple(set_ or ())),
+        store,
+        as_json,
     )
 
 

@@ -401,6 +401,20 @@ def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     return parse_config(data, "overrides")
 
 
+def task_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the task's parameters that `task.key=value` overrides set.
+
+    Raises:
+        ConfigError: an override is malformed, or is of another section.
+    """
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(data, override)
+        if data.keys() != {"task"}:
+            raise ConfigError(f"--set {override}: expected `task.key=value`, a parameter of a task")
+    return dict(data.get("task", {}))
+
+
 def parse_config(data: dict[str, Any], where: str) -> RunConfig:
     """Validate `data`; `where` names its origin in messages.
 

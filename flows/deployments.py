@@ -84,7 +84,7 @@ def rescore_history(
 
     Args:
         store: Folder of the event log.
-        scorer: `final_number`, `strict_format`, `module:function`, `judge:FILE.toml`, or `value`.
+        scorer: As `rrl rescore` takes it, such as `final_number`, `module:function` or `value`.
         where: SQL condition over the columns of `rollouts`; null: all.
         run_id: Only rollouts of this run; null: of all.
         as_of: History as of this commit; null: the newest.

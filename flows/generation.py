@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 import storage
 from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows
 from flows.wiring import Session
-from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
+from rrl_core.sampling.protocol import (
+    Completion,
+    OnFinished,
+    SampleRequest,
+    SamplerError,
+    SamplingParams,
+)
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Messages, Prompt
+from rrl_core.tasks.scoring_pool import Asked
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Group:
     Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
     their hash. `messages` are asked in the prompt's place where something else is, and answered
     behind `opening`; `first_index` is the sample index of the first, `arm` names what a control is
-    compared with.
+    compared with. `is_judged` tells whether the task's scorers judge them.
     """
 
     role: str
@@ -35,6 +42,7 @@ class Group:
     opening: str = ""
     first_index: int = 0
     arm: str | None = None
+    is_judged: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,18 +188,42 @@ def _whole(session: Session, planned: PlannedRollout, completion: Completion) ->
 def _sample(
     session: Session, phase: Phase, batch_key: str, batch: Sequence[PlannedRollout]
 ) -> list[Completion]:
-    """Sample a batch; on an engine failure record it, restart the engine, and try once more."""
+    """Sample a batch; on an engine failure record it, restart the engine, and try once more.
+
+    What is finished is judged while the rest is generated.
+    """
     requests = [p.request for p in batch]
+    begin = _begin_judging(session, batch)
     try:
-        return session.sampler.generate(requests, phase.params)
+        return session.sampler.generate(requests, phase.params, begin)
     except SamplerError as error:
+        session.scoring.forget()
         record_failure(session, phase.iteration, "generate", batch_key, error)
         session.restart_sampler()
     try:
-        return session.sampler.generate(requests, phase.params)
+        return session.sampler.generate(requests, phase.params, begin)
     except SamplerError as error:
+        session.scoring.forget()
         record_failure(session, phase.iteration, "generate", batch_key, error)
         raise
+
+
+def _begin_judging(session: Session, batch: Sequence[PlannedRollout]) -> OnFinished | None:
+    """Return what is told of finished completions, and has them judged meanwhile.
+
+    None where the scorers are so quick that there is nothing to gain.
+    """
+    if not session.scoring.has_waiting_scorers:
+        return None
+
+    def begin(place: int, completion: Completion) -> None:
+        planned = batch[place]
+        if planned.group.is_judged and completion.error is None:
+            rollout_id = storage.event_id("rollouts", planned.place)
+            text = _whole(session, planned, completion).text
+            session.scoring.begin(Asked(rollout_id, planned.group.prompt, text))
+
+    return begin
 
 
 def record_failure(

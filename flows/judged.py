@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.lineage import lineage_of
 from rrl_core.exploration import shingle_novelty, shingles
-from rrl_core.tasks.protocol import FactScorer, Prompt, RolloutFacts, Score, Scorer, Task
+from rrl_core.tasks.protocol import FactScorer, Judgement, Prompt, RolloutFacts, Scorer, Task
 from rrl_core.tasks.registry import build_task
-from rrl_core.tasks.scorers import score_all
+from rrl_core.tasks.scorers import judge_all
 from rrl_core.tasks.shaping import Shaping, shaped_task
 from storage import Store
 
@@ -96,7 +96,7 @@ def _length(row: Row) -> tuple[int | None, int | None]:
 
 def judge_rollouts(
     store: Store, scorer: Scorer, prompts: Sequence[Prompt], rollouts: Sequence[Row]
-) -> list[Score]:
-    """Return the score of each committed rollout; `prompts` are theirs, in order."""
+) -> list[Judgement]:
+    """Judge committed rollouts; `prompts` are theirs, in order."""
     completions = [row["completion"] for row in rollouts]
-    return score_all(scorer, prompts, completions, RolloutFactsReader(store).read(scorer, rollouts))
+    return judge_all(scorer, prompts, completions, RolloutFactsReader(store).read(scorer, rollouts))

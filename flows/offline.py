@@ -293,8 +293,7 @@ def _judge(session: "Session", iteration: int, rollout_ids: list[str]) -> None:
             }
             judged = judge_rollouts(store, scorer, [prompts[p] for p in places], rollouts)
             rows = [
-                score_row(r, scorer, s, 0.0, iteration)
-                for r, s in zip(rollouts, judged, strict=True)
+                score_row(r, scorer, j, iteration) for r, j in zip(rollouts, judged, strict=True)
             ]
             key = f"i{iteration:06d}-history-scores-{number:04d}"
             session.writer.append({"scores": rows}, batch_key=key)

@@ -75,6 +75,7 @@ def _review_and_try_again(session: Session, direct: Phase) -> None:
             answer["event_id"],
             messages=reflect_messages(texts, prompts[answer["prompt_id"]], answer["completion"]),
             opening=texts.opening,
+            is_judged=False,
         )
         for answer in _rollouts(session, direct.iteration, "evaluation")
     ]

@@ -45,6 +45,8 @@ def rescore_command(request: Mapping[str, Any], store_path: Path) -> str:
         if request[name] is not None:
             option = "run" if name == "run_id" else name.replace("_", "-")
             command += [f"--{option}", str(request[name])]
+    for setting in request.get("settings", ()):
+        command += ["--set", setting]
     return shlex.join([*command, "--store", str(store_path)])
 
 

@@ -43,6 +43,8 @@ class RescoreRequest:
     """What is to be judged again, and by whom.
 
     `where` is an SQL condition over the columns of `rollouts`; `as_of` None pins the newest commit.
+    `settings` are parameters of a reward, as `task.key=value`; the others are those of the run's
+    task, and without a run the defaults.
     """
 
     scorer: str
@@ -50,6 +52,14 @@ class RescoreRequest:
     run_id: str | None = None
     as_of: int | None = None
     shard_rollouts: int = 512
+    settings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the request as canonical JSON, by which its stream is found again."""
+        facts = asdict(self)
+        if not self.settings:
+            del facts["settings"]  # as before there were any
+        return json.dumps(facts, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,9 @@ def _prepare(store: Store, request: RescoreRequest, progress: Progress) -> _Job:
             f"no run {request.run_id!r} in {store.path}: `rrl runs` lists those there are"
         )
     stream = _unfinished_stream(store, request)
-    judge = make_judge(store, request.scorer, request.run_id, stream.scorer_version)
+    judge = make_judge(
+        store, request.scorer, request.run_id, stream.scorer_version, request.settings
+    )
     if stream.scorer_version not in (None, judge.version):
         progress.note(
             f"{stream.run_id} was begun with version {stream.scorer_version} of {judge.name}, "
@@ -172,8 +184,7 @@ def _unfinished_stream(
 
     With `version` one that another scorer version began does not count.
     """
-    text = json.dumps(asdict(request), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(request.to_json().encode()).hexdigest()[:8]
     scorer = re.sub("[^a-z0-9]+", "-", request.scorer.lower()).strip("-")[:40]
     base = f"rescore-{scorer}-{digest}"
     number = 1
@@ -289,7 +300,7 @@ def _count(job: _Job, judged: Judged) -> None:
 def _opened_row(job: _Job) -> Row:
     return {
         "kind": "rescore",
-        "config_json": json.dumps(asdict(job.request), sort_keys=True),
+        "config_json": job.request.to_json(),
         "seed_root": 0,  # nothing is drawn
         "planned_iterations": len(job.shards),
         "code_version": code_version(),

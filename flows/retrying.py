@@ -31,14 +31,12 @@ def compare_with_old(session: Session, iteration: int, samples: Samples) -> Comp
     judge = (scorer.name, scorer.version)
     found = old_rewards(session.store, session.run_id, iteration, samples.old, judge)
     prompts = {prompt.prompt_id: prompt for prompt in session.prompts("train")}
-    made = []
-    for rollout_id, rollout in samples.old.rollouts.items():
-        if rollout_id not in found:
-            prompt = prompts[rollout["prompt_id"]]
-            [judged] = judge_rollouts(session.store, scorer, [prompt], [rollout])
-            row = score_row(rollout, scorer, judged, 0.0, iteration)
-            made.append(row)
-            found[rollout_id] = row | {"event_id": session.writer.event_id_of("scores", row)}
+    missing = [old for rollout_id, old in samples.old.rollouts.items() if rollout_id not in found]
+    asked = [prompts[old["prompt_id"]] for old in missing]
+    judged = judge_rollouts(session.store, scorer, asked, missing)
+    made = [score_row(old, scorer, j, iteration) for old, j in zip(missing, judged, strict=True)]
+    for row in made:
+        found[row["target_id"]] = row | {"event_id": session.writer.event_id_of("scores", row)}
     return Comparisons(retry_rows(iteration, samples, found), made)
 
 

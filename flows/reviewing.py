@@ -206,7 +206,9 @@ def review_groups(session: Session, chosen: Sequence[Gated]) -> list[Group]:
             review_messages, texts, one.prompt, one.attempt["completion"], one.feedback
         )
         parent = one.attempt["event_id"]
-        asked = Group("review", one.prompt, config.reviews, parent, opening=texts.opening)
+        asked = Group(
+            "review", one.prompt, config.reviews, parent, opening=texts.opening, is_judged=False
+        )
         groups.append(replace(asked, messages=request(one.lessons)))
         if one.arm == "no_memory":
             control = replace(asked, role="control", size=1, arm=UNREVIEWED_ARM)

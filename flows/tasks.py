@@ -22,7 +22,7 @@ from flows.generation import (
     second_phase,
     training_phase,
 )
-from flows.judged import judge_rollouts
+from flows.judged import RolloutFactsReader
 from flows.metrics import distilled_share
 from flows.planned import TRAINED_ROLES, planned_steps
 from flows.retrying import compare_with_old
@@ -32,6 +32,7 @@ from flows.translate import Row, learned_rows, score_row, update_row
 from flows.wiring import Session, session_of
 from rrl_core.policy.learner import take_steps
 from rrl_core.tasks.protocol import Split
+from rrl_core.tasks.scoring_pool import Asked
 
 SCORED: dict[str, tuple[tuple[str, ...], Split]] = {  # by phase: roles, and split of their prompts
     "attempt": (TRAINED_ROLES, "train"),
@@ -144,15 +145,17 @@ def score(run_id: str, iteration: int, phase: str = "attempt") -> int:
         (row["target_id"], row["scorer"], row["scorer_version"])
         for row in session.store.read("scores", run_id=run_id, iteration=iteration)
     }
-    rows: list[Row] = []
+    facts, rows = RolloutFactsReader(session.store), list[Row]()
     for scorer in session.task.scorers:
         judge = (scorer.name, scorer.version)
         missing = [r for r in rollouts if (r["event_id"], *judge) not in done]
-        started = time.perf_counter()
-        asked = [prompts[r["prompt_id"]] for r in missing]
-        judged = judge_rollouts(session.store, scorer, asked, missing)
-        elapsed_ms = (time.perf_counter() - started) * 1e3 / max(1, len(missing))
-        rows += [score_row(r, scorer, s, elapsed_ms) for r, s in zip(missing, judged, strict=True)]
+        judged = session.scoring.judge(
+            scorer,
+            [Asked(r["event_id"], prompts[r["prompt_id"]], r["completion"]) for r in missing],
+            facts.read(scorer, missing),
+        )
+        rows += [score_row(r, scorer, j) for r, j in zip(missing, judged, strict=True)]
+    session.scoring.forget()
     session.writer.append({"scores": rows}, batch_key=f"i{iteration:06d}-{phase}-scores")
     return len(rows)
 

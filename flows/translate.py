@@ -10,7 +10,7 @@ import storage
 from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
 from rrl_core.policy.records import Term
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
-from rrl_core.tasks.protocol import Messages, Prompt, Score, Scorer
+from rrl_core.tasks.protocol import Judgement, Messages, Prompt, Scorer
 from rrl_core.tasks.signature import solution_signature
 from rrl_core.value.health import Health
 
@@ -111,10 +111,9 @@ def rollout_rows(
     return rollout, tokens
 
 
-def score_row(
-    rollout: Row, scorer: Scorer, score: Score, elapsed_ms: float, iteration: int | None = None
-) -> Row:
+def score_row(rollout: Row, scorer: Scorer, judged: Judgement, iteration: int | None = None) -> Row:
     """Return the `scores` row of one judgement, made in the rollout's iteration or another."""
+    score = judged.score
     return {
         "iteration": rollout["iteration"] if iteration is None else iteration,
         "target_id": rollout["event_id"],
@@ -127,7 +126,7 @@ def score_row(
         "status": score.status,
         "components_json": json.dumps(dict(score.components), sort_keys=True),
         "feedback": score.feedback,
-        "elapsed_ms": elapsed_ms,
+        "elapsed_ms": judged.elapsed_ms,
         "signature": solution_signature(rollout["completion"]) if score.status == "ok" else None,
     }
 

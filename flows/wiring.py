@@ -31,6 +31,7 @@ from rrl_core.sampling.none import NoSampler
 from rrl_core.sampling.protocol import Sampler
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
+from rrl_core.tasks.scoring_pool import ScoringPool
 from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
 
@@ -49,6 +50,7 @@ class Session:
     store: Store
     writer: StreamWriter
     task: Task
+    scoring: ScoringPool
     policy: Policy
     learner: Learner
     sampler: Sampler
@@ -149,14 +151,15 @@ def open_session(
             max_tokens = config.learner.micro_batch_tokens
             features = StateFeatures(store, lineage, policy, max_tokens, states_of)
             session = Session(
-                run_id, config, store, writer, task, policy, learner, sampler, tracker,
-                progress, new_sampler, lineage, features, policy_run_id,
+                run_id, config, store, writer, task, ScoringPool(task.scorers), policy, learner,
+                sampler, tracker, progress, new_sampler, lineage, features, policy_run_id,
             )  # fmt: skip
             _sessions[run_id] = session
             try:
                 yield session
             finally:
                 sampler = session.sampler
+                session.scoring.close()
                 del _sessions[run_id]
     finally:
         sampler.close()

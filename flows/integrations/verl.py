@@ -35,8 +35,8 @@ import storage
 from flows.machine import code_version, package_versions
 from flows.translate import Row, prompt_row, rollout_place, rollout_rows, score_row
 from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
-from rrl_core.tasks.protocol import Prompt, Score, Scorer, Split, make_prompt_id
-from rrl_core.tasks.scorers import make_scorers, score_one
+from rrl_core.tasks.protocol import Judgement, Prompt, Scorer, Split, make_prompt_id
+from rrl_core.tasks.scorers import judge_one, make_scorers
 from storage import StreamWriter
 
 BATCH_ROLLOUTS = 64
@@ -69,13 +69,12 @@ def compute_score(
     """
     scorer = _scorer_of(reward)
     prompt = _prompt_of(str(data_source), ground_truth, extra_info or {})
-    started = time.perf_counter()
-    score = score_one(scorer, prompt, solution_str)
-    elapsed_ms = (time.perf_counter() - started) * 1e3
+    judged = judge_one(scorer, prompt, solution_str)
+    score = judged.score
     is_recorded = False
     if store is not None:
         log = _log_of(os.path.abspath(store))
-        is_recorded = log.add(prompt, solution_str, scorer, (score, elapsed_ms), extra_info or {})
+        is_recorded = log.add(prompt, solution_str, scorer, judged, extra_info or {})
     return {
         "score": score.value or 0.0,
         "is_scored": float(score.value is not None),
@@ -130,10 +129,10 @@ class ScoreLog:
         prompt: Prompt,
         text: str,
         scorer: Scorer,
-        judged: tuple[Score, float],
+        judged: Judgement,
         extra: Mapping[str, Any],
     ) -> bool:
-        """Keep a judgement, with its milliseconds; return whether the log can be written."""
+        """Keep a judgement; return whether the log can be written."""
         step = extra.get("global_steps")
         iteration = step if isinstance(step, int) and step >= 0 else 0
         with self._lock:
@@ -146,7 +145,7 @@ class ScoreLog:
             named = rollout | {"event_id": storage.event_id("rollouts", place)}
             self._rows["rollouts"].append(rollout)
             self._rows["rollout_tokens"].append(tokens)
-            self._rows["scores"].append(score_row(named, scorer, *judged))
+            self._rows["scores"].append(score_row(named, scorer, judged))
             is_full = len(self._rows["rollouts"]) % BATCH_ROLLOUTS == 0
         if is_full:
             self.flush()

@@ -5,11 +5,12 @@ Completions are drawn uniformly from a small alphabet of tokens, or come from a 
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rrl_core.policy.model import Policy
 from rrl_core.sampling.protocol import (
     Completion,
+    OnFinished,
     SampleRequest,
     SamplerError,
     SamplingParams,
@@ -53,12 +54,15 @@ class FakeSampler:
         self._version, self._digest = version, policy.digest()
 
     def generate(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """Return one completion per request, in order."""
         if self._version < 0:
             raise SamplerError("expected a policy, none was loaded; call load_policy first")
-        return serve(requests, params, self.context_tokens, self._sample)
+        return serve(requests, params, self.context_tokens, self._sample, on_finished)
 
     def sleep(self) -> None:
         """Do nothing: there is nothing to free."""
@@ -71,8 +75,9 @@ class FakeSampler:
 
     def _sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams
-    ) -> list[Completion]:
-        return [self._complete(request, params) for request in requests]
+    ) -> Iterator[tuple[int, Completion]]:
+        for place, request in enumerate(requests):
+            yield place, self._complete(request, params)
 
     def _complete(self, request: SampleRequest, params: SamplingParams) -> Completion:
         ids = list(self._script(request, params))[: request.limit(params)]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rrl_core.sampling.protocol import (
     Completion,
+    OnFinished,
     SampleRequest,
     SamplerError,
     SamplingParams,
@@ -36,14 +37,17 @@ class NoSampler:
         self._version = version
 
     def generate(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """Refuse.
 
         Raises:
             SamplerError: always.
         """
-        del params
+        del params, on_finished
         raise SamplerError(
             f"expected a run with a sampler, came {len(requests)} requests in one that learns from "
             'history alone; set `run.mode` to "hybrid" or "online" to sample'

@@ -3,7 +3,7 @@
 One contract test (`tests/sampling/test_samplers.py`) holds for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -58,6 +58,9 @@ class Completion:
     error: str | None = None
 
 
+OnFinished = Callable[[int, Completion], None]  # told a request's place, and its completion
+
+
 class SamplerError(RuntimeError):
     """The engine failed as a whole; nothing of the call may be used."""
 
@@ -77,12 +80,18 @@ class Sampler(Protocol):
         """Version of the weights in use; -1 before the first `load_policy`."""
 
     def generate(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """Return one completion per request, in order.
 
         A request that cannot be served (empty, or with its completion longer than the context)
         becomes a completion with `finish_reason` "error"; the others go on.
+
+        `on_finished` is told each completion once, as soon as it is there; it has to be quick, as
+        generation waits for it. What it was told counts for nothing when the call raises.
 
         Raises:
             SamplerError: the engine as a whole failed.

@@ -1,29 +1,44 @@
 """What every sampler does around its engine: refuse what cannot be served, keep the order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
+from rrl_core.sampling.protocol import Completion, OnFinished, SampleRequest, SamplingParams
 
 GREEDY_REASON = "greedy: the tokens were not drawn from a distribution"
 
-Sample = Callable[[Sequence[SampleRequest], SamplingParams], list[Completion]]
+Sample = Callable[
+    [Sequence[SampleRequest], SamplingParams], Iterable[tuple[int, Completion]]
+]  # yields each completion with the place of its request, as they finish
 
 
 def serve(
-    requests: Sequence[SampleRequest], params: SamplingParams, context_tokens: int, sample: Sample
+    requests: Sequence[SampleRequest],
+    params: SamplingParams,
+    context_tokens: int,
+    sample: Sample,
+    on_finished: OnFinished | None,
 ) -> list[Completion]:
     """Return one completion per request, in order; those that don't fit become errors.
 
-    `sample` gets the others, at least one, and answers in their order.
+    `sample` gets the others, at least one. `on_finished` is told of each as it comes.
 
     Raises:
         ValueError: `params` are out of bounds.
     """
     _check(params)
     refusals = [_refusal(request, params, context_tokens) for request in requests]
-    served = [r for r, refusal in zip(requests, refusals, strict=True) if refusal is None]
-    completions = iter(sample(served, params) if served else [])
-    return [next(completions) if refusal is None else failed(refusal) for refusal in refusals]
+    completions = {
+        place: failed(refusal) for place, refusal in enumerate(refusals) if refusal is not None
+    }
+    tell = on_finished or (lambda place, completion: None)
+    for place, completion in completions.items():
+        tell(place, completion)
+    places = [place for place, refusal in enumerate(refusals) if refusal is None]
+    if places:
+        for number, completion in sample([requests[place] for place in places], params):
+            completions[places[number]] = completion
+            tell(places[number], completion)
+    return [completions[place] for place in range(len(requests))]
 
 
 def failed(reason: str) -> Completion:

@@ -4,7 +4,7 @@ It samples from the very weights that are trained (`sync` "shared"), in plain Py
 reference that the faster engine is compared with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from rrl_core.policy.model import Policy
 from rrl_core.sampling.protocol import (
     Completion,
+    OnFinished,
     SampleRequest,
     SamplerError,
     SamplingParams,
@@ -48,7 +49,10 @@ class TransformersSampler:
         self._policy, self._version, self._digest = policy, version, policy.adapter_digest()
 
     def generate(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """Return one completion per request, in order.
 
@@ -62,7 +66,7 @@ class TransformersSampler:
                 f"expected the weights of policy version {self._version}, but they changed since; "
                 "call load_policy before generate"
             )
-        return serve(requests, params, self.context_tokens, self._sample)
+        return serve(requests, params, self.context_tokens, self._sample, on_finished)
 
     def sleep(self) -> None:
         """Do nothing: the model is the learner's."""
@@ -76,14 +80,15 @@ class TransformersSampler:
 
     def _sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams
-    ) -> list[Completion]:
+    ) -> Iterator[tuple[int, Completion]]:
         size = self._max_num_seqs
-        chunks = (requests[start : start + size] for start in range(0, len(requests), size))
         try:
-            drawn = [pair for chunk in chunks for pair in sample_batch(self._policy, chunk, params)]
+            for start in range(0, len(requests), size):
+                chunk = requests[start : start + size]
+                for index, ids, logprobs in sample_batch(self._policy, chunk, params):
+                    yield start + index, self._completion(ids, logprobs)
         except RuntimeError as error:  # torch's own: out of memory, a device that is gone
             raise SamplerError(f"sampling {len(requests)} requests failed: {error}") from error
-        return [self._completion(ids, logprobs) for ids, logprobs in drawn]
 
     def _completion(self, ids: list[int], logprobs: list[float] | None) -> Completion:
         return Completion(
@@ -111,11 +116,11 @@ class _Rows:
 @torch.no_grad()
 def sample_batch(
     policy: Policy, requests: Sequence[SampleRequest], params: SamplingParams
-) -> list[tuple[list[int], list[float] | None]]:
-    """Sample all requests as one batch; return ids and log-probs (None when greedy) of each.
+) -> Iterator[tuple[int, list[int], list[float] | None]]:
+    """Sample all requests as one batch; yield each one's place, ids and log-probs as it ends.
 
-    Equal prompts are computed once. A row's draw depends on its seed and its step alone; a row
-    leaves the batch with its end-of-sequence token.
+    Log-probs are None when greedy. Equal prompts are computed once. A row's draw depends on its
+    seed and its step alone; a row leaves the batch with its end-of-sequence token.
     """
     cache = DynamicCache(config=policy.model.config)
     rows = _prefill(policy, requests, cache)
@@ -132,16 +137,15 @@ def sample_batch(
             ids[index].append(token)
             logprobs[index].append(logprob)
         is_open_B = ~torch.isin(tokens_B, eos) & (step + 1 < limits_B[rows.indices_B])
+        for index in rows.indices_B[~is_open_B].tolist():
+            yield index, ids[index], None if params.temperature == 0 else logprobs[index]
         if not is_open_B.any():
-            break
+            return
         if not is_open_B.all():
             rows.keep(is_open_B)
             cache.batch_select_indices(is_open_B.nonzero()[:, 0])
             tokens_B = tokens_B[is_open_B]
         _advance(policy, rows, tokens_B, cache)
-    if params.temperature == 0:
-        return [(row, None) for row in ids]
-    return list(zip(ids, logprobs, strict=True))
 
 
 def draw_tokens(

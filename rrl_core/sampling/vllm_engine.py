@@ -20,6 +20,7 @@ import torch
 from rrl_core.policy.model import DTYPES, Policy
 from rrl_core.sampling.protocol import (
     Completion,
+    OnFinished,
     SampleRequest,
     SamplerError,
     SamplingParams,
@@ -107,7 +108,10 @@ class VllmSampler:
         self._version = version
 
     def generate(
-        self, requests: Sequence[SampleRequest], params: SamplingParams
+        self,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """Return one completion per request, in order.
 
@@ -116,7 +120,7 @@ class VllmSampler:
         """
         if self._version < 0:
             raise SamplerError("expected a policy, none was loaded; call load_policy first")
-        return serve(requests, params, self.context_tokens, self._sample)
+        return serve(requests, params, self.context_tokens, self._sample, on_finished)
 
     def sleep(self) -> None:
         """Move the weights to host memory and drop the cache; on CPU, do nothing."""
@@ -165,21 +169,30 @@ class VllmSampler:
 
     def _sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams
-    ) -> list[Completion]:
+    ) -> Iterator[tuple[int, Completion]]:
         from vllm import TokensPrompt
 
         prompts = [TokensPrompt(prompt_token_ids=list(r.prompt_ids)) for r in requests]
         engine_params = [self._engine_params(request, params) for request in requests]
+        engine = self._llm.llm_engine
         try:
             with _kept_random_state():
                 # What the "batch" seed mode draws from.
                 torch.manual_seed(derive_seed(0, *(request.seed for request in requests)))
-                answers = self._llm.generate(
+                names = self._llm.enqueue(
                     prompts, engine_params, lora_request=self._lora_request, use_tqdm=False
                 )
+                # The engine adds to each name what makes it unique.
+                places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+                while engine.has_unfinished_requests():
+                    for answer in engine.step():
+                        if answer.finished:
+                            place = places.pop(answer.request_id)
+                            yield place, self._completion(answer.outputs[0], params)
+            if places:
+                raise SamplerError(f"{len(places)} of them never ended")
         except Exception as error:
             raise SamplerError(f"vLLM failed on {len(requests)} requests: {error}") from error
-        return [self._completion(answer.outputs[0], params) for answer in answers]
 
     def _engine_params(self, request: SampleRequest, params: SamplingParams) -> Any:
         from vllm import SamplingParams as VllmSamplingParams

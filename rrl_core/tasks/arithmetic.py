@@ -57,7 +57,7 @@ def build_arithmetic(settings: ArithmeticSettings) -> PromptTask:
         TaskError: settings contradict each other, or allow too few distinct problems.
     """
     _check(settings)
-    scorers = make_scorers(settings.reward)
+    scorers = make_scorers(settings.reward, settings.reward_time_limit_s)
     num_asked = settings.num_eval + settings.num_train
     problems = list(islice(_distinct_problems(settings), num_asked))
     if len(problems) < num_asked:

@@ -23,16 +23,29 @@ from pydantic import Field
 
 from rrl_core.tasks.code_tests import CodeTests, Tests, read_assertions
 from rrl_core.tasks.jsonl import read_json_lines, set_aside
-from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
+from rrl_core.tasks.prompts import PromptTask, ScorerSettings, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, TaskError
 from rrl_core.tasks.sandbox.running import Limits
-from rrl_core.tasks.scorers import load_reward
+from rrl_core.tasks.scorers import make_reward
 
 OWN_PROBLEMS = Path(__file__).with_name("problems") / "code.jsonl"
 INSTRUCTION = "Think briefly if you need to. End with the whole function in one ```python block."
 
 
-class CodeSettings(TaskSettings):
+class CodeScorerSettings(ScorerSettings):
+    """How completions are run."""
+
+    time_limit_s: float = Field(4.0, gt=0, le=60, description="Seconds for a completion's tests.")
+    memory_mb: int = Field(256, ge=64, le=4096, description="Memory of a completion's process.")
+    allow_limits_only: bool = Field(
+        False, description="Whether code may run where it can see files and network of this user."
+    )
+    num_children: int | None = Field(
+        None, ge=1, le=64, description="Completions run side by side; None: one for each CPU."
+    )
+
+
+class CodeSettings(CodeScorerSettings, TaskSettings):
     """Parameters of the task `code`."""
 
     path: Path = Field(OWN_PROBLEMS, description="File of problems; the default is our own.")
@@ -49,14 +62,6 @@ class CodeSettings(TaskSettings):
     reward: str = Field("code_tests", description="`code_tests` or your `module:function`.")
     partial: bool = Field(
         False, description="Whether the reward is the share of tests passed, not all or nothing."
-    )
-    time_limit_s: float = Field(4.0, gt=0, le=60, description="Seconds for a completion's tests.")
-    memory_mb: int = Field(256, ge=64, le=4096, description="Memory of a completion's process.")
-    allow_limits_only: bool = Field(
-        False, description="Whether code may run where it can see files and network of this user."
-    )
-    num_children: int | None = Field(
-        None, ge=1, le=64, description="Completions run side by side; None: one for each CPU."
     )
 
 
@@ -82,15 +87,21 @@ def build_code(settings: CodeSettings) -> PromptTask:
 
 def _scorers(settings: CodeSettings) -> tuple[Scorer, ...]:
     if settings.reward != "code_tests":
-        return (load_reward(settings.reward),)
-    limits = Limits(settings.time_limit_s, settings.memory_mb)
-    return (
-        CodeTests(
-            limits,
-            is_partial=settings.partial,
-            allow_limits_only=settings.allow_limits_only,
-            num_children=settings.num_children,
-        ),
+        return (make_reward(settings.reward, settings.reward_time_limit_s),)
+    return (make_code_tests(settings, is_partial=settings.partial),)
+
+
+def make_code_tests(settings: CodeScorerSettings, *, is_partial: bool) -> CodeTests:
+    """Return the scorer `code_tests`, or `code_tests_share` with `is_partial`.
+
+    Raises:
+        TaskError: only limits can be set on untrusted code, and the settings don't allow that.
+    """
+    return CodeTests(
+        Limits(settings.time_limit_s, settings.memory_mb),
+        is_partial=is_partial,
+        allow_limits_only=settings.allow_limits_only,
+        num_children=settings.num_children,
     )
 
 

@@ -11,13 +11,11 @@ can be judged again from the log alone.
 """
 
 import ast
-import functools
 import json
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,7 +23,6 @@ from rrl_core.tasks.protocol import Prompt, Score, TaskError
 from rrl_core.tasks.sandbox.child import decode, encode
 from rrl_core.tasks.sandbox.running import Isolation, Limits, Outcome, isolation, run_candidate
 from rrl_core.tasks.sandbox.values import EXACT, Tolerance, matches
-from rrl_core.tasks.scorers import score_one
 
 MAX_SOURCE_CHARS = 100_000
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([A-Za-z0-9+]*+)[^\n]*+\n", re.MULTILINE)
@@ -243,7 +240,7 @@ class CodeTests:
         self.is_partial = is_partial
         self.name = "code_tests_share" if is_partial else "code_tests"
         self.version = f"1-{limits.time_limit_s:g}s-{limits.memory_mb}mb"
-        self._num_children = num_children or len(os.sched_getaffinity(0))
+        self.num_parallel = num_children or len(os.sched_getaffinity(0))
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge the function in `completion` by the tests of `prompt`."""
@@ -265,11 +262,6 @@ class CodeTests:
         if outcome.ending == "failed":
             return Score(None, "scorer_error", feedback=f"no child: {outcome.failure}"[:300])
         return self._score(tests.tests, outcome)
-
-    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Judge several completions side by side, each with limits of its own."""
-        with ThreadPoolExecutor(self._num_children) as threads:
-            return list(threads.map(functools.partial(score_one, self), prompts, completions))
 
     def _score(self, tests: Sequence[Test], outcome: Outcome) -> Score:
         faults = list(_faults(tests, outcome))

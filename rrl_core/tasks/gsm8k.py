@@ -37,7 +37,7 @@ def build_gsm8k(settings: Gsm8kSettings) -> PromptTask:
     Raises:
         TaskError: the data cannot be had or a row is not as expected.
     """
-    scorers = make_scorers(settings.reward)
+    scorers = make_scorers(settings.reward, settings.reward_time_limit_s)
     return PromptTask(
         "gsm8k",
         scorers,

@@ -57,7 +57,7 @@ def build_jsonl(settings: JsonlSettings) -> PromptTask:
     Raises:
         TaskError: a file or line is not as expected, or no train problem is left.
     """
-    scorers = make_scorers(settings.reward)
+    scorers = make_scorers(settings.reward, settings.reward_time_limit_s)
     needs_answer = settings.reward in BUILT_IN
     problems = list(_read_problems(settings.path, needs_answer))
     if settings.eval_path is not None:

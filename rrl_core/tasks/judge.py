@@ -29,7 +29,6 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -37,7 +36,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rrl_core.tasks.protocol import Prompt, Score, TaskError
+from rrl_core.tasks.protocol import Judgement, Prompt, Score, TaskError
 
 MAX_ANSWER_BYTES = 2**20
 MAX_CONNECT_S = 10.0
@@ -76,14 +75,6 @@ class JudgeSettings(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict, description="Sent with every request.")
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One request: the judgement, and the milliseconds it took."""
-
-    score: Score
-    elapsed_ms: float
-
-
 class JudgeScorer:
     """A `Scorer` that asks the model of `settings`; `name` is `judge:` and the file's name."""
 
@@ -109,7 +100,7 @@ class JudgeScorer:
 
     def judge_all(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
-    ) -> list[tuple[Attempt, ...]]:
+    ) -> list[tuple[Judgement, ...]]:
         """Return the attempts, one or two, at each completion, `concurrency` of them at a time.
 
         A second attempt follows an answer that is late, cut off, or an error of the server (429 or
@@ -122,7 +113,7 @@ class JudgeScorer:
 
     async def _judge_all(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
-    ) -> list[tuple[Attempt, ...]]:
+    ) -> list[tuple[Judgement, ...]]:
         limit = asyncio.Semaphore(self.settings.concurrency)
         seconds = self.settings.timeout_s
         # Nothing but the file says where requests go: no proxy of the environment, no redirect.
@@ -133,7 +124,7 @@ class JudgeScorer:
             trust_env=False,
         ) as client:
 
-            async def judge(prompt: Prompt, completion: str) -> tuple[Attempt, ...]:
+            async def judge(prompt: Prompt, completion: str) -> tuple[Judgement, ...]:
                 body = self._body(prompt, completion)
                 async with limit:
                     first, is_final = await self._attempt(client, body)
@@ -145,7 +136,7 @@ class JudgeScorer:
             pairs = zip(prompts, completions, strict=True)
             return list(await asyncio.gather(*(judge(*pair) for pair in pairs)))
 
-    async def _attempt(self, client: httpx.AsyncClient, body: bytes) -> tuple[Attempt, bool]:
+    async def _attempt(self, client: httpx.AsyncClient, body: bytes) -> tuple[Judgement, bool]:
         """Return an attempt, and whether another could not do better."""
         started = time.perf_counter()
         try:
@@ -162,7 +153,7 @@ class JudgeScorer:
         except httpx.RequestError as error:
             what = "connection" if isinstance(error, httpx.TransportError) else "answer"
             score, is_final = _failed(f"the {what} broke ({type(error).__name__})"), False
-        return Attempt(score, (time.perf_counter() - started) * 1e3), is_final
+        return Judgement(score, (time.perf_counter() - started) * 1e3), is_final
 
     async def _ask(self, client: httpx.AsyncClient, body: bytes) -> tuple[Score, bool]:
         url = f"{self.settings.base_url.rstrip('/')}/chat/completions"

@@ -18,7 +18,7 @@ from pydantic import Field
 from rrl_core.tasks.answers import marked_answer
 from rrl_core.tasks.jsonl import read_json_lines, set_aside
 from rrl_core.tasks.math_verifying import MathVerify
-from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
+from rrl_core.tasks.prompts import PromptTask, ScorerSettings, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, TaskError
 from rrl_core.tasks.scorers import BUILT_IN, make_scorers
 
@@ -28,7 +28,16 @@ INSTRUCTION = r"Think briefly if you need to. End with the answer in \boxed{}."
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages, and its fields
 
 
-class MathSettings(TaskSettings):
+class MathScorerSettings(ScorerSettings):
+    """How `math_verify` compares."""
+
+    time_limit_s: float = Field(5.0, gt=0, le=60, description="Seconds `math_verify` may take.")
+    num_children: int | None = Field(
+        None, ge=1, le=64, description="Processes of `math_verify`; None: one for each CPU."
+    )
+
+
+class MathSettings(MathScorerSettings, TaskSettings):
     """Parameters of the task `math`."""
 
     path: Path = Field(OWN_PROBLEMS, description="File of problems; the default is our own few.")
@@ -50,10 +59,6 @@ class MathSettings(TaskSettings):
         "math_verify",
         description="`math_verify`, `final_number`, `strict_format` or your `module:function`.",
     )
-    time_limit_s: float = Field(5.0, gt=0, le=60, description="Seconds `math_verify` may take.")
-    num_children: int | None = Field(
-        None, ge=1, le=64, description="Processes of `math_verify`; None: one for each CPU."
-    )
 
 
 def build_math(settings: MathSettings) -> PromptTask:
@@ -73,9 +78,17 @@ def build_math(settings: MathSettings) -> PromptTask:
 
 def _scorers(settings: MathSettings) -> tuple[Scorer, ...]:
     if settings.reward != "math_verify":
-        return make_scorers(settings.reward)
-    own = MathVerify(settings.time_limit_s, settings.num_children)
-    return (own, BUILT_IN["final_number"])
+        return make_scorers(settings.reward, settings.reward_time_limit_s)
+    return (make_math_verify(settings), BUILT_IN["final_number"])
+
+
+def make_math_verify(settings: MathScorerSettings) -> MathVerify:
+    """Return the scorer `math_verify`.
+
+    Raises:
+        TaskError: `math-verify` is not installed.
+    """
+    return MathVerify(settings.time_limit_s, settings.num_children)
 
 
 def _both_splits(settings: MathSettings) -> tuple[Iterable[Prompt], Iterable[Prompt]]:

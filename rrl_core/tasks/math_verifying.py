@@ -4,16 +4,12 @@ The answer of a completion is what `rrl_core.tasks.answers` finds: after the las
 the last balanced `\boxed{}`, else the last number.
 """
 
-import functools
 import importlib.metadata
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from rrl_core.tasks.answers import find_answer, marked_answer
 from rrl_core.tasks.protocol import Prompt, Score, TaskError
 from rrl_core.tasks.sandbox.killable import Checker
-from rrl_core.tasks.scorers import score_one
 
 MAX_ANSWER_CHARS = 1000  # of an answer; none of a known problem is half as long
 
@@ -41,9 +37,9 @@ class MathVerify:
                 "`pip install 'math-verify>=0.9,<0.10'`, or set `reward = \"final_number\"`"
             ) from error
         self.version = f"1-{library}-{limit_s:g}s"
-        self._num_children = num_children or len(os.sched_getaffinity(0))
+        self.num_parallel = num_children or len(os.sched_getaffinity(0))
         function = "rrl_core.tasks.math_equality:compare"
-        self._checker = Checker(function, limit_s, self._num_children)
+        self._checker = Checker(function, limit_s, self.num_parallel)
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge the answer in `completion`."""
@@ -64,11 +60,6 @@ class MathVerify:
             return Score(None, "unscorable", components, "the reference answer cannot be read")
         feedback = {"right": "", "wrong": "wrong answer"}.get(reply.value, "no answer found")
         return Score(float(reply.value == "right"), "ok", components, feedback)
-
-    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Judge several answers side by side, each within its own time limit."""
-        with ThreadPoolExecutor(self._num_children) as threads:
-            return list(threads.map(functools.partial(score_one, self), prompts, completions))
 
 
 def _answer_text(completion: str) -> str | None:

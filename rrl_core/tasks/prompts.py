@@ -4,15 +4,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rrl_core.tasks.own_rewards import REWARD_LIMIT_S
 from rrl_core.tasks.protocol import Prompt, Scorer, Split, TaskError, make_prompt_id
 
 INSTRUCTION = "Think briefly if you need to. End with a line: #### <number>"
 
 
-class TaskSettings(BaseModel):
-    """Parameters that every task has."""
+class ScorerSettings(BaseModel):
+    """Parameters of a scorer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OwnRewardSettings(ScorerSettings):
+    """How a user's own reward function is called."""
+
+    reward_time_limit_s: float | None = Field(
+        REWARD_LIMIT_S,
+        gt=0,
+        le=3600,
+        description="Seconds your own reward may take for a completion, in a child process that is "
+        "ended then; off: no limit, it is called in the process that trains.",
+    )
+
+
+class TaskSettings(OwnRewardSettings):
+    """Parameters that every task has."""
 
     instruction: str = Field(
         INSTRUCTION, description="Put after each problem, a space between; empty adds nothing."

@@ -49,6 +49,14 @@ class Score:
     feedback: str = ""
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """A score, and how long the scorer took to give it."""
+
+    score: Score
+    elapsed_ms: float
+
+
 class Scorer(Protocol):
     """A named, versioned judge of one completion. A new version is a new judge."""
 
@@ -60,11 +68,13 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class BatchScorer(Scorer, Protocol):
-    """A scorer that is quicker with several completions at a time."""
+class ParallelScorer(Scorer, Protocol):
+    """A scorer that waits, as for a child process: it may be asked from several threads.
 
-    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Judge each completion as if it were alone: none delays or costs another one's score."""
+    Each completion is judged as if it were alone, within limits of its own.
+    """
+
+    num_parallel: int  # completions that it judges at a time
 
 
 @dataclass(frozen=True)
@@ -82,14 +92,13 @@ class RolloutFacts:
 
 @runtime_checkable
 class FactScorer(Scorer, Protocol):
-    """A scorer whose judgement depends on facts of the rollout beside its text."""
+    """A scorer that makes its judgement of another one's and of facts of the rollout."""
 
+    outcome: Scorer  # judges the text alone
     needs_novelty: bool
 
-    def judge_with(
-        self, prompts: Sequence[Prompt], completions: Sequence[str], facts: Sequence[RolloutFacts]
-    ) -> list[Score]:
-        """Judge each completion as if it were alone, given its facts."""
+    def judge_outcome(self, outcome: Score, completion: str, facts: RolloutFacts) -> Score:
+        """Judge a completion that `outcome` is the score of, given its facts."""
 
 
 class Task(Protocol):

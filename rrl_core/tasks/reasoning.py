@@ -10,23 +10,21 @@ score, a child draws the problem again; another version of the library that draw
 gives `scorer_error`. A generator whose scorer pays for nonsense is refused.
 """
 
-import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
 from pydantic import Field
 
 from rrl_core.seeds import derive_seed
-from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
+from rrl_core.tasks.prompts import PromptTask, ScorerSettings, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Score, Split, TaskError
 from rrl_core.tasks.sandbox.killable import Answer, Checker
-from rrl_core.tasks.scorers import make_scorers, score_one
+from rrl_core.tasks.scorers import make_scorers
 
 INSTRUCTION = "Think briefly if you need to. End with the answer between <answer> and </answer>."
 FUNCTION = "rrl_core.tasks.reasoning_scoring:answer"
@@ -36,7 +34,16 @@ MAX_ANSWER_CHARS = 20_000
 SUCCESS = 0.999
 
 
-class ReasoningSettings(TaskSettings):
+class ReasoningScorerSettings(ScorerSettings):
+    """How the generators' own scorers judge."""
+
+    time_limit_s: float = Field(10.0, gt=0, le=600, description="Seconds that a score may take.")
+    num_children: int | None = Field(
+        None, ge=1, le=64, description="Processes that score; None: one for each CPU."
+    )
+
+
+class ReasoningSettings(ReasoningScorerSettings, TaskSettings):
     """Parameters of the task `reasoning_gym`."""
 
     kind: str = Field(description="The generator, such as `countdown` or `letter_counting`.")
@@ -54,10 +61,6 @@ class ReasoningSettings(TaskSettings):
         description="`generator`, its own scorer, `final_number`, `strict_format`, or your "
         "`module:function`.",
     )
-    time_limit_s: float = Field(10.0, gt=0, le=600, description="Seconds that a score may take.")
-    num_children: int | None = Field(
-        None, ge=1, le=64, description="Processes that score; None: one for each CPU."
-    )
 
 
 def build_reasoning(settings: ReasoningSettings) -> PromptTask:
@@ -73,9 +76,9 @@ def build_reasoning(settings: ReasoningSettings) -> PromptTask:
             f"`seed`, `num_train` and `num_eval`"
         )
     scorers = (
-        (GeneratorScorer(settings.time_limit_s, settings.num_children),)
+        (make_generator_scorer(settings),)
         if settings.reward == "generator"
-        else make_scorers(settings.reward)
+        else make_scorers(settings.reward, settings.reward_time_limit_s)
     )
     num_asked = settings.num_eval + settings.num_train
     problems = list(islice(_distinct_problems(settings, num_asked), num_asked))
@@ -104,6 +107,11 @@ def build_reasoning(settings: ReasoningSettings) -> PromptTask:
         train_prompts=[prompt("train", problem) for problem in problems[settings.num_eval :]],
         eval_prompts=[prompt("eval", problem) for problem in problems[: settings.num_eval]],
     )
+
+
+def make_generator_scorer(settings: ReasoningScorerSettings) -> "GeneratorScorer":
+    """Return the scorer `reasoning_gym`."""
+    return GeneratorScorer(settings.time_limit_s, settings.num_children)
 
 
 _Problem = tuple[str, str | None, str, dict[str, str]]  # question, answer, difficulty, meta
@@ -186,8 +194,8 @@ class GeneratorScorer:
     def __init__(self, limit_s: float = 10.0, num_children: int | None = None) -> None:
         library = importlib.metadata.version("reasoning-gym")
         self.version = f"1-{library}-{limit_s:g}s"
-        self._num_children = num_children or len(os.sched_getaffinity(0))
-        self._checker = Checker(FUNCTION, limit_s, self._num_children)
+        self.num_parallel = num_children or len(os.sched_getaffinity(0))
+        self._checker = Checker(FUNCTION, limit_s, self.num_parallel)
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge the answer in `completion`."""
@@ -212,11 +220,6 @@ class GeneratorScorer:
             return Score(None, "scorer_error", components, "the library draws another problem now")
         feedback = "" if reply.value >= SUCCESS else "wrong answer"
         return Score(float(reply.value), "ok", components, feedback)
-
-    def judge_many(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Judge several answers side by side, each within its own time limit."""
-        with ThreadPoolExecutor(self._num_children) as threads:
-            return list(threads.map(functools.partial(score_one, self), prompts, completions))
 
 
 def find_tagged(completion: str) -> str | None:

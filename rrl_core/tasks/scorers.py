@@ -4,18 +4,23 @@ Feedback and components tell only what does not depend on the reference answer b
 wrong: a policy that reads them learns nothing of the answer.
 """
 
-import contextlib
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from numbers import Real
-from typing import get_args
+from typing import Any, get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
 from rrl_core.tasks.loading import load_function
+from rrl_core.tasks.own_rewards import REWARD_LIMIT_S, OwnReward
 from rrl_core.tasks.protocol import (
-    BatchScorer,
     FactScorer,
+    Judgement,
+    ParallelScorer,
     Prompt,
     RolloutFacts,
     Score,
@@ -102,12 +107,15 @@ class FunctionScorer:
 BUILT_IN: Mapping[str, Scorer] = {scorer.name: scorer for scorer in (FinalNumber(), StrictFormat())}
 
 
-def make_scorers(reward: str) -> tuple[Scorer, ...]:
+def make_scorers(
+    reward: str, reward_time_limit_s: float | None = REWARD_LIMIT_S
+) -> tuple[Scorer, ...]:
     """Return the scorers of a task, the one named `reward` first.
 
     Args:
         reward: a built-in scorer's name, or `module:function`. The other built-in scorers follow a
             built-in one; a function stands alone.
+        reward_time_limit_s: as `make_reward` takes it.
 
     Raises:
         TaskError: there is no such scorer, or the function cannot be loaded.
@@ -115,7 +123,44 @@ def make_scorers(reward: str) -> tuple[Scorer, ...]:
     if reward in BUILT_IN:
         others = (scorer for name, scorer in BUILT_IN.items() if name != reward)
         return (BUILT_IN[reward], *others)
-    return (load_reward(reward),)
+    return (make_reward(reward, reward_time_limit_s),)
+
+
+def make_reward(spec: str, time_limit_s: float | None = REWARD_LIMIT_S) -> Scorer:
+    """Return the reward function `module:function` as a scorer.
+
+    Args:
+        spec: the function, as `load_reward` takes it.
+        time_limit_s: seconds it may take for a completion, in a child process that is ended then;
+            None: no limit, it is called in this process.
+
+    Raises:
+        TaskError: the spec, the module or the function is not as expected.
+    """
+    loaded = load_reward(spec)
+    if time_limit_s is None:
+        return loaded
+    return OwnReward(spec, loaded.version, time_limit_s)
+
+
+def serve_reward(spec: str, version: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what answers the questions of `OwnReward`, in its child process.
+
+    Raises:
+        TaskError: the function cannot be loaded, or its file is no longer that of `version`.
+    """
+    loaded = load_reward(spec)
+    if loaded.version != version:
+        raise TaskError(
+            f"reward `{spec}` was edited: expected version {version}, came {loaded.version}"
+        )
+
+    def answer(question: Any) -> dict[str, Any]:
+        facts, completion = question
+        prompt = Prompt(**{**facts, "messages": tuple(facts["messages"])})
+        return asdict(score_one(loaded, prompt, completion))
+
+    return answer
 
 
 def load_reward(spec: str) -> FunctionScorer:
@@ -129,18 +174,24 @@ def load_reward(spec: str) -> FunctionScorer:
     return FunctionScorer(spec, version, loaded.function)
 
 
-def score_all(
+def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
+    """Return the score of each completion, as `judge_all` does."""
+    return [judged.score for judged in judge_all(scorer, prompts, completions)]
+
+
+def judge_all(
     scorer: Scorer,
     prompts: Sequence[Prompt],
     completions: Sequence[str],
     facts: Sequence[RolloutFacts] | None = None,
-) -> list[Score]:
-    """Return the score of each completion, by `judge_many` where there is one, else `score_one`.
+) -> list[Judgement]:
+    """Judge each completion, several at a time where the scorer says so.
 
     Args:
         scorer: the judge.
         prompts: the prompt of each completion, in order.
         completions: as many texts as there are prompts.
+        facts: what a `FactScorer` has to know of each; None: nothing is known.
         facts: of each completion's rollout, for a `FactScorer`; None: nothing is known.
 
     Raises:
@@ -152,13 +203,34 @@ def score_all(
             f"{len(completions)} completions"
         )
     if isinstance(scorer, FactScorer):
-        known = [RolloutFacts()] * len(prompts) if facts is None else facts
-        return [_checked(score) for score in scorer.judge_with(prompts, completions, known)]
-    if isinstance(scorer, BatchScorer):
-        with contextlib.suppress(Exception):  # then each by itself: who raises costs one score
-            scores = scorer.judge_many(prompts, completions)
-            return [_checked(score) for _, score in zip(prompts, scores, strict=True)]
-    return [score_one(scorer, *pair) for pair in zip(prompts, completions, strict=True)]
+        outcomes = judge_all(scorer.outcome, prompts, completions)
+        return judge_with_facts(scorer, outcomes, completions, facts)
+    judge = partial(judge_one, scorer)
+    if isinstance(scorer, ParallelScorer) and len(prompts) > 1:
+        with ThreadPoolExecutor(scorer.num_parallel) as threads:
+            return list(threads.map(judge, prompts, completions))
+    return list(map(judge, prompts, completions))
+
+
+def judge_with_facts(
+    scorer: FactScorer,
+    outcomes: Sequence[Judgement],
+    completions: Sequence[str],
+    facts: Sequence[RolloutFacts] | None,
+) -> list[Judgement]:
+    """Return the judgements of `scorer` where those of its outcome are known already."""
+    known = [RolloutFacts()] * len(outcomes) if facts is None else facts
+    return [
+        replace(outcome, score=_checked(scorer.judge_outcome(outcome.score, completion, fact)))
+        for outcome, completion, fact in zip(outcomes, completions, known, strict=True)
+    ]
+
+
+def judge_one(scorer: Scorer, prompt: Prompt, completion: str) -> Judgement:
+    """Return the scorer's judgement, as `score_one` gives it, and the milliseconds it took."""
+    started = time.perf_counter()
+    score = score_one(scorer, prompt, completion)
+    return Judgement(score, (time.perf_counter() - started) * 1e3)
 
 
 def score_one(scorer: Scorer, prompt: Prompt, completion: str) -> Score:

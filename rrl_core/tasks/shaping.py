@@ -40,7 +40,6 @@ from rrl_core.tasks.protocol import (
     Task,
     TaskError,
 )
-from rrl_core.tasks.scorers import score_all
 
 VERSION = "1"  # of the formulas above
 BELOW_SUCCESS = 0.99  # the most that bonuses make of an outcome that is none
@@ -103,15 +102,11 @@ class ShapedReward:
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge `completion` by what can be seen of it alone."""
-        return self.judge_with([prompt], [completion], [RolloutFacts()])[0]
+        return self.judge_outcome(self.outcome(prompt, completion), completion, RolloutFacts())
 
-    def judge_with(
-        self, prompts: Sequence[Prompt], completions: Sequence[str], facts: Sequence[RolloutFacts]
-    ) -> list[Score]:
-        """Judge each completion with what its rollout says."""
-        outcomes = score_all(self.outcome, prompts, completions)
-        judged = zip(outcomes, completions, facts, strict=True)
-        return [shape(self.shaping, *one) for one in judged]
+    def judge_outcome(self, outcome: Score, completion: str, facts: RolloutFacts) -> Score:
+        """Judge `completion` by the score of its outcome and what its rollout says."""
+        return shape(self.shaping, outcome, completion, facts)
 
 
 def shaped_task(task: Task, shaping: Shaping) -> Task:

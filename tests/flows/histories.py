@@ -12,6 +12,7 @@ from tests.storage.rows import OPENED, rollout, tokens
 
 Row = dict[str, Any]
 GROUP_SIZE = 4
+IN_PROCESS = ("task.reward_time_limit_s=off",)
 CHILD_S = 0.0002  # of a judgement, so that a kill meets a process at work
 
 
@@ -72,6 +73,11 @@ def write_history(
 def rescore_here(store: storage.Store, scorer: str, **facts: Any) -> RescoreSummary:
     with Progress(quiet=True) as progress:
         return rescore(store, RescoreRequest(scorer, **facts), progress)
+
+
+def rescore_inside(store: storage.Store, scorer: str, **facts: Any) -> RescoreSummary:
+    """As `rescore_here`, a reward function in this process too."""
+    return rescore_here(store, scorer, settings=IN_PROCESS, **facts)
 
 
 def rescore_in_child(path: Path, scorer: str, shard_rollouts: int) -> None:

@@ -1,5 +1,8 @@
 """Rewards for runs of the fake sampler."""
 
+import os
+import time
+
 from rrl_core.tasks.protocol import Prompt, Score
 
 
@@ -24,3 +27,14 @@ def uneven(prompt: Prompt, completion: str) -> float:
 def never(prompt: Prompt, completion: str) -> Score:
     """Judge nothing."""
     return Score(None, "unscorable")
+
+
+def stubborn(prompt: Prompt, completion: str) -> float:
+    """Never end for prompt 1, end the process for prompt 2."""
+    del completion
+    number = int(prompt.prompt_id[1:])
+    if number == 1:
+        time.sleep(600)
+    if number == 2:
+        os._exit(0)
+    return 1.0

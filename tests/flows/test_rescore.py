@@ -17,11 +17,18 @@ import storage
 from flows.cli import main
 from rrl_core.tasks.protocol import Prompt
 from storage.slices import Slice
-from tests.flows.histories import check_judged_once, rescore_here, write_history
+from tests.flows.histories import (
+    IN_PROCESS,
+    check_judged_once,
+    rescore_here,
+    rescore_inside,
+    write_history,
+)
 from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 from tests.storage.rows import OPENED, score
 
 Row = dict[str, Any]
+TEN_INSIDE = ("--shard-rollouts", "10", "--set", *IN_PROCESS)
 during: Callable[[int], None] = lambda number: None  # noqa: E731 - what a test has happen
 num_calls = 0
 
@@ -157,11 +164,11 @@ def test_an_unfinished_stream_of_an_edited_reward_is_left_and_all_is_judged_anew
     path.write_text("import os, signal\ncalls = []\ndef reward(prompt, completion):\n"
                     "    calls.append(1)\n    if len(calls) == 6:\n"
                     "        os.kill(os.getpid(), signal.SIGINT)\n    return 0.25\n")  # fmt: skip
-    stopped = rescore_here(store, "my_stopped_reward:reward", shard_rollouts=4)
+    stopped = rescore_inside(store, "my_stopped_reward:reward", shard_rollouts=4)
     assert (stopped.ended, stopped.scores) == ("interrupted", {"ok": 8})
     path.write_text("def reward(prompt, completion):\n    return 0.75\n")
     sys.modules.pop("my_stopped_reward")
-    done = rescore_here(store, "my_stopped_reward:reward", shard_rollouts=4)
+    done = rescore_inside(store, "my_stopped_reward:reward", shard_rollouts=4)
     assert (done.num_shards_before, done.scores) == (0, {"ok": 12})
     assert [str(s.stream_id)[-2:] for s in (stopped, done)] == ["-1", "-2"]
     assert Counter(row["value"] for row in store.read("scores")) == {0.25: 8, 0.75: 12}
@@ -179,9 +186,9 @@ def test_an_interrupted_stream_of_an_edited_reward_goes_on_as_of_its_pin(
             f"        os.kill(os.getpid(), signal.SIGINT)\n    return {value}\n"
         )
         sys.modules.pop("my_twice_stopped", None)
-        stopped = rescore_here(store, "my_twice_stopped:reward", shard_rollouts=4)
+        stopped = rescore_inside(store, "my_twice_stopped:reward", shard_rollouts=4)
         assert (stopped.ended, stopped.scores) == ("interrupted", {"ok": 4})
-    done = rescore_here(store, "my_twice_stopped:reward", shard_rollouts=4)
+    done = rescore_inside(store, "my_twice_stopped:reward", shard_rollouts=4)
     assert (done.stream_id, done.num_shards_before) == (stopped.stream_id, 1)
     judged = [r["target_id"] for r in store.read("scores") if r["value"] == 0.75]
     assert sorted(judged) == sorted(ids)
@@ -226,7 +233,7 @@ def test_ctrl_c_finishes_the_shard_and_says_how_to_go_on(
             os.kill(os.getpid(), signal.SIGINT)
 
     scorer = happening(press)
-    arguments = ("--scorer", scorer, "--shard-rollouts", "10", "--where", "status = 'ok'")
+    arguments = ("--scorer", scorer, "--where", "status = 'ok'", *TEN_INSIDE)
     code, shown, errors = rrl(*arguments)
     assert code == 130
     assert "stopping after this shard" in errors
@@ -261,7 +268,7 @@ def test_the_list_of_runs_says_how_to_go_on(
 ):
     write_history(store, 8)
     scorer = happening(lambda number: os.kill(os.getpid(), signal.SIGINT))
-    rescore_here(store, scorer, where="sample_index < 2", run_id="history", shard_rollouts=1)
+    rescore_inside(store, scorer, where="sample_index < 2", run_id="history", shard_rollouts=1)
     monkeypatch.setattr(sys, "argv", ["rrl", "runs", "--json", "--store", str(store.path)])
     with pytest.raises(SystemExit):
         main()
@@ -270,7 +277,7 @@ def test_the_list_of_runs_says_how_to_go_on(
     assert row["state"] == "interrupted"
     assert row["resume"] == (
         f"rrl rescore --scorer {scorer} --where 'sample_index < 2' --run history "
-        f"--shard-rollouts 1 --store {store.path}"
+        f"--shard-rollouts 1 --set {IN_PROCESS[0]} --store {store.path}"
     )
     assert rows["history"]["resume"] == f"rrl train --resume history --store {store.path}"
 
@@ -286,9 +293,9 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_nothing_committed(
 
     scorer = happening(press)
     with pytest.raises(KeyboardInterrupt):
-        rescore_here(store, scorer, shard_rollouts=10)
+        rescore_inside(store, scorer, shard_rollouts=10)
     assert len(store.read("scores")) == 20
-    assert rescore_here(store, scorer, shard_rollouts=10).num_shards_before == 2
+    assert rescore_inside(store, scorer, shard_rollouts=10).num_shards_before == 2
     check_judged_once(store, ids, scorer)
 
 
@@ -306,7 +313,7 @@ def test_the_first_error_is_shown_where_the_end_cannot_be_written(
     write_history(store, 4)
     monkeypatch.setattr(flows.rescoring, "_end", full)
     with pytest.raises(KeyboardInterrupt, match="the first"):
-        rescore_here(store, happening(stop))
+        rescore_inside(store, happening(stop))
 
 
 def test_who_is_superseded_stops(
@@ -322,10 +329,10 @@ def test_who_is_superseded_stops(
             storage.open(store.path).open_stream(stream, OPENED | {"kind": "rescore"})
 
     scorer = happening(resume_elsewhere)
-    code, _, errors = rrl("--scorer", scorer, "--shard-rollouts", "10")
+    code, _, errors = rrl("--scorer", scorer, *TEN_INSIDE)
     assert code == 4
     assert "was opened again" in errors
-    assert rescore_here(store, scorer, shard_rollouts=10).ended == "finished"
+    assert rescore_inside(store, scorer, shard_rollouts=10).ended == "finished"
     check_judged_once(store, ids, scorer)
 
 
@@ -341,7 +348,7 @@ def test_a_run_may_be_written_meanwhile(
             list(storage.compact(training, min_segments=2))
             storage.collect(training, grace_s=0)
 
-    done = rescore_here(store, happening(train), shard_rollouts=10)
+    done = rescore_inside(store, happening(train), shard_rollouts=10)
     assert done.scores == {"ok": 40}
     check_judged_once(store, ids, done.scorer)
 
@@ -356,7 +363,7 @@ def test_a_run_is_shown_alive_while_it_is_judged(
         [stream] = [s for s in store.log.refresh().streams if s.startswith("rescore")]
         seen.append(storage.is_run_held(store, stream))
 
-    rescore_here(store, happening(look))
+    rescore_inside(store, happening(look))
     assert seen == [True] * 4
 
 
@@ -388,5 +395,5 @@ def test_the_next_shard_is_read_while_one_is_judged(
             time.sleep(0.001)
 
     monkeypatch.setattr(Slice, "read", noted_read)
-    rescore_here(store, happening(wait), shard_rollouts=10)
+    rescore_inside(store, happening(wait), shard_rollouts=10)
     assert events == ["read"] * 3

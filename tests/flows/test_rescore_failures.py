@@ -12,8 +12,20 @@ import storage
 from flows.rescoring import RescoreError
 from rrl_core.tasks.protocol import TaskError
 from tests.flows import histories
-from tests.flows.histories import check_judged_once, prompt_row, rescore_here, write_history
-from tests.flows.test_rescore import happening, rrl, scores_of, store  # noqa: F401 - fixtures
+from tests.flows.histories import (
+    check_judged_once,
+    prompt_row,
+    rescore_here,
+    rescore_inside,
+    write_history,
+)
+from tests.flows.test_rescore import (  # noqa: F401 - fixtures
+    TEN_INSIDE,
+    happening,
+    rrl,
+    scores_of,
+    store,
+)
 from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 from tests.storage.rows import OPENED, rollout
 from tests.tasks.test_judge import serve, write_judge
@@ -132,19 +144,28 @@ def test_a_store_damaged_meanwhile_stops_the_work_and_keeps_the_rest(
             last.write_bytes(data[:-100])
 
     scorer = happening(cut)
-    code, _, errors = rrl("--scorer", scorer, "--shard-rollouts", "10")
+    code, _, errors = rrl("--scorer", scorer, *TEN_INSIDE)
     assert code == 3
     assert str(last) in errors
     assert len(store.read("scores")) >= 20
     last.write_bytes(data)
-    assert rescore_here(storage.open(store.path), scorer, shard_rollouts=10).ended == "finished"
+    assert rescore_inside(storage.open(store.path), scorer, shard_rollouts=10).ended == "finished"
     check_judged_once(storage.open(store.path), ids, scorer)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--scorer", "nonsense"], 2, "expected `module:function` or one of final_number"),
+        (["--scorer", "nonsense"], 2, "expected a scorer among final_number, strict_format, code"),
+        (
+            ["--scorer", "math_verify", "--set", "task.memory_mb=9"],
+            2,
+            "parameter `memory_mb`: Extra inputs are not permitted; came 9; the parameters",
+        ),
+        (["--scorer", "final_number", "--set", "task.time_limit_s=9"], 2, "parameters are none"),
+        (["--scorer", "code_tests", "--set", "run.seed=1"], 2, "expected `task.key=value`"),
+        (["--scorer", "code_tests", "--set", "time_limit_s=1"], 2, "expected `section.key=value`"),
+        (["--scorer", "value", "--set", "task.time_limit_s=9"], 2, "`value` has no parameters"),
         (["--scorer", "no_such_module:reward"], 2, "importing `no_such_module` raised"),
         (["--scorer", "judge:nowhere.toml"], 2, "nowhere.toml"),
         (["--scorer", "value"], 2, "expected a value model in"),

@@ -13,7 +13,13 @@ from flows.progress import Progress
 from flows.train import train
 from flows.wiring import Session, session_of
 from rrl_core.policy.model import ModelSpec, Policy, load_policy_model
-from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
+from rrl_core.sampling.protocol import (
+    Completion,
+    OnFinished,
+    SampleRequest,
+    SamplerError,
+    SamplingParams,
+)
 from tests.flows.conftest import RUN_ID, fingerprint, run_here, smoke_config
 
 
@@ -121,7 +127,7 @@ def test_only_the_last_two_optimizer_states_are_kept(trained: storage.Store):
 
 
 class BrokenSampler:
-    """A sampler whose engine fails on chosen calls."""
+    """A sampler whose engine fails on chosen calls, when it has finished some completions."""
 
     def __init__(self, inner: object, failing_calls: set[int]) -> None:
         self._inner = inner
@@ -131,11 +137,17 @@ class BrokenSampler:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def generate(self, requests: list[SampleRequest], params: SamplingParams) -> list[Completion]:
+    def generate(
+        self,
+        requests: list[SampleRequest],
+        params: SamplingParams,
+        on_finished: OnFinished | None = None,
+    ) -> list[Completion]:
         self.calls += 1
         if self.calls in self._failing:
+            self._inner.generate(requests[:3], params, on_finished)  # type: ignore[attr-defined]
             raise SamplerError("the engine died")
-        return self._inner.generate(requests, params)  # type: ignore[attr-defined,no-any-return]
+        return self._inner.generate(requests, params, on_finished)  # type: ignore[attr-defined,no-any-return]
 
 
 def with_broken_sampler(monkeypatch: pytest.MonkeyPatch, failing_calls: set[int]) -> None:

@@ -145,6 +145,29 @@ def test_an_over_long_prompt_costs_one_failure_and_shifts_nothing(case: Case) ->
     assert [c.completion_ids for c in got if c.error is None] == expected
 
 
+def test_each_completion_is_told_once_as_soon_as_it_is_there(case: Case) -> None:
+    requests = [SampleRequest((65,) * CONTEXT_TOKENS, 0), *requests_for(case.policy, 24)]
+    expected = case.sampler.generate(requests, PARAMS)
+    told: list[tuple[int, Completion]] = []
+    got = case.sampler.generate(requests, PARAMS, lambda *one: told.append(one))
+    assert got == expected
+    assert sorted(place for place, _ in told) == list(range(len(requests)))
+    assert [got[place] for place, _ in told] == [completion for _, completion in told]
+    lengths = [len(completion.completion_ids) for _, completion in told]
+    assert lengths[0] == 0  # the one that does not fit
+    assert len(set(lengths)) > 3
+    if case.sampler.engine != "fake":  # which draws one after the other
+        assert lengths == sorted(lengths)  # the short ones wait for no long one
+
+
+def test_what_goes_wrong_in_who_is_told_is_no_failure_of_the_engine(case: Case) -> None:
+    def stumble(place: int, completion: Completion) -> None:
+        raise LookupError("stumbled")
+
+    with pytest.raises(LookupError, match="stumbled"):
+        case.sampler.generate(requests_for(case.policy, 4)[:1], PARAMS, stumble)
+
+
 def test_prompt_and_completion_may_fill_the_context(case: Case) -> None:
     longest = SampleRequest((97,) * (CONTEXT_TOKENS - PARAMS.max_tokens), seed=1)
     assert case.sampler.generate([longest], PARAMS)[0].error is None

@@ -1,6 +1,7 @@
 """Laws of every scorer: total, the same again, and blind to order and to the others of a batch."""
 
 import random
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,10 +9,10 @@ from hypothesis import strategies as st
 
 from rrl_core.tasks.code_tests import CodeTests, Test, Tests
 from rrl_core.tasks.math_verifying import MathVerify
-from rrl_core.tasks.protocol import BatchScorer, Prompt, Score
+from rrl_core.tasks.protocol import ParallelScorer, Prompt, Score
 from rrl_core.tasks.reasoning import GeneratorScorer
 from rrl_core.tasks.sandbox.running import Limits
-from rrl_core.tasks.scorers import BUILT_IN, FunctionScorer, score_all, score_one
+from rrl_core.tasks.scorers import BUILT_IN, FunctionScorer, make_reward, score_all, score_one
 
 CODE = "def f(x):\n    return x + 1"
 PIECES = st.sampled_from(
@@ -63,12 +64,13 @@ def test_text_scorers_are_lawful(completions):
         lambda: CodeTests(Limits(), allow_limits_only=True),
         lambda: MathVerify(num_children=1),
         lambda: GeneratorScorer(num_children=1),
+        lambda: make_reward("rrl_core.tasks.dense:contains_digit"),
     ],
-    ids=["code", "math", "reasoning"],
+    ids=["code", "math", "reasoning", "own"],
 )
 def test_scorers_with_processes_are_lawful(make):
     scorer = make()
-    assert isinstance(scorer, BatchScorer)
+    assert isinstance(scorer, ParallelScorer)
 
     @given(st.lists(COMPLETIONS, min_size=1, max_size=4))
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -78,27 +80,21 @@ def test_scorers_with_processes_are_lawful(make):
     holds()
 
 
-class Batch:
-    """A scorer of batches that fails as told."""
+class Together:
+    """A scorer that judges nothing before it was asked about two completions at a time."""
 
-    name, version = "batch", "1"
+    name, version, num_parallel = "together", "1", 2
 
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2)
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
-        return Score(None) if completion == "b" else Score(0.25)
-
-    def judge_many(self, prompts, completions) -> list[Score]:
-        if self.how == "raises":
-            raise ValueError("broken")
-        scores = [self(*pair) for pair in zip(prompts, completions, strict=True)]
-        return scores[:-1] if self.how == "short" else scores
+        self.both.wait(timeout=60)
+        return Score(None) if completion == "b" else Score(float(completion == "c"))
 
 
-@pytest.mark.parametrize("how", ["well", "raises", "short"])
-def test_a_batch_that_fails_is_judged_one_by_one(how):
-    prompts = [prompt_of("batch")] * 3
-    scores = score_all(Batch(how), prompts, ["a", "b", "c"])
-    assert [score.value for score in scores] == [0.25, None, 0.25]
+def test_several_are_judged_at_a_time_in_order_and_one_that_fails_costs_itself():
+    prompts = [prompt_of("together")] * 4
+    scores = score_all(Together(), prompts, ["a", "b", "c", "d"])
+    assert [score.value for score in scores] == [0.0, None, 1.0, 0.0]
     assert scores[1].status == "scorer_error"

@@ -1,6 +1,10 @@
 """Answers questions by one function, line by line: the child of `rrl_core.tasks.sandbox.killable`.
 
-    python checking.py MODULE:FUNCTION
+    python checking.py SECONDS MODULE:FUNCTION [ARGUMENT ...]
+
+With arguments the function is first called with them, and what it returns answers the questions.
+A question that takes more than so many seconds ends the process: its parent does so before, unless
+that is gone.
 
 Lines sent, each a JSON list: ["ready", null] or ["failed", message], then for each question
 ["value", answer] or ["error", name of the exception].
@@ -10,6 +14,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import warnings
 
@@ -22,19 +27,24 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     output = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not come between the lines
-    module, _, name = sys.argv[1].partition(":")
+    limit_s, arguments = float(sys.argv[1]), sys.argv[3:]
+    module, _, name = sys.argv[2].partition(":")
     try:
         warnings.simplefilter("ignore")
         function = getattr(importlib.import_module(module), name)
+        if arguments:
+            function = function(*arguments)
     except Exception as error:
         _send(output, ["failed", f"{type(error).__name__}: {error}"])
         return
     _send(output, ["ready", None])
     for question in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             line = ["value", function(json.loads(question))]
         except (Exception, SystemExit) as error:
             line = ["error", type(error).__name__]
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _send(output, line)
 
 

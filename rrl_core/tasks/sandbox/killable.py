@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from rrl_core.tasks.sandbox.lines import LineReader
 
 CHECKING = Path(__file__).with_name("checking.py")
 START_LIMIT_S = 120.0  # importing a computer algebra system on a busy machine
+END_LIMIT_S = 5.0  # after which a child without a parent ends itself
 MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -38,12 +39,24 @@ class Answer:
 class Checker:
     """The function `module:name`, asked in up to `num_children` children at a time.
 
+    With `arguments` the checker is what the function returns for them, once in each child. With
+    `is_environment_given` the children have the variables of this process, else none of them.
+
     It may be asked from any thread; a process that was forked from this one has its own children.
     """
 
-    def __init__(self, function: str, limit_s: float, num_children: int) -> None:
+    def __init__(
+        self,
+        function: str,
+        limit_s: float,
+        num_children: int,
+        arguments: tuple[str, ...] = (),
+        *,
+        is_environment_given: bool = False,
+    ) -> None:
         self.limit_s = limit_s
-        self._function = function
+        self._command = (f"{limit_s + END_LIMIT_S:g}", function, *arguments)
+        self._is_environment_given = is_environment_given
         self._num_children = num_children
         self._forget_children()
 
@@ -52,7 +65,7 @@ class Checker:
         if self._pid != os.getpid():
             self._forget_children()
         with self._free:
-            child = self._idle_child() or _Child(self._function)
+            child = self._idle_child() or self._new_child()
             answer = child.ask(question, self.limit_s)
             if child.is_alive():
                 self._idle.append(child)
@@ -78,6 +91,9 @@ class Checker:
                     return child
         return None
 
+    def _new_child(self) -> "_Child":
+        return _Child(self._command, os.environ if self._is_environment_given else {})
+
     def _forget_children(self) -> None:
         self._pid = os.getpid()
         self._idle: list[_Child] = []  # appending and popping are atomic
@@ -87,11 +103,12 @@ class Checker:
 class _Child:
     """One process that runs `checking.py`, from its start to its end."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-B", str(CHECKING), function],
+            [sys.executable, "-P", "-B", str(CHECKING), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={
+                **environment,
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "PYTHONHASHSEED": "0",  # the order of a set is the same in every child
                 "OMP_NUM_THREADS": "1",
