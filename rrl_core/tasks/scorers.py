@@ -174,9 +174,14 @@ def load_reward(spec: str) -> FunctionScorer:
     return FunctionScorer(spec, version, loaded.function)
 
 
-def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
+def score_all(
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    facts: Sequence[RolloutFacts] | None = None,
+) -> list[Score]:
     """Return the score of each completion, as `judge_all` does."""
-    return [judged.score for judged in judge_all(scorer, prompts, completions)]
+    return [judged.score for judged in judge_all(scorer, prompts, completions, facts)]
 
 
 def judge_all(
