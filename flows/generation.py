@@ -8,9 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import storage
-from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows
+from flows import conversing
+from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows, turn_rows
 from flows.wiring import Session
-from rrl_core.sampling.protocol import Completion, SampleRequest, SamplerError, SamplingParams
+from rrl_core.sampling.protocol import (
+    Completion,
+    SampleRequest,
+    SamplerError,
+    SamplingParams,
+    Turn,
+)
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Messages, Prompt
 
@@ -19,10 +26,10 @@ from rrl_core.tasks.protocol import Messages, Prompt
 class Group:
     """Completions that will be compared: how many of a prompt, or of a state, in which role.
 
-    Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
-    their hash. `messages` are asked in the prompt's place where something else is, and answered
-    behind `opening`; `first_index` is the sample index of the first, `arm` names what a control is
-    compared with.
+    Of a state `parent_id` is its event id, `prefix_ids` are its given tokens, `prefix_sha256` their
+    hash, and `turns` what they hold where the task has an environment. `messages` are asked in the
+    prompt's place where something else is, and answered behind `opening`; `first_index` is the
+    sample index of the first, `arm` names what a control is compared with.
     """
 
     role: str
@@ -35,16 +42,25 @@ class Group:
     opening: str = ""
     first_index: int = 0
     arm: str | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def num_given_tokens(self) -> int:
+        """How many of its given tokens were sampled: they count for what a rollout may sample."""
+        if not self.turns:
+            return len(self.prefix_ids)
+        return sum(turn.num_tokens for turn in self.turns if turn.speaker == "assistant")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase samples, in one way."""
+    """What a phase samples, in one way; `has_turns` where the task's environment may answer."""
 
     iteration: int
     name: str
     groups: Sequence[Group]
     params: SamplingParams
+    has_turns: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ def review_phase(session: Session, iteration: int, groups: Sequence[Group]) -> P
     """Return the phase that samples reviews of failed attempts."""
     s = session.config.sampler
     params = SamplingParams(s.temperature, s.top_p, s.top_k, session.config.review.max_tokens)
-    return Phase(iteration, "review", groups, params)
+    return Phase(iteration, "review", groups, params, has_turns=False)
 
 
 def second_phase(session: Session, iteration: int, groups: Sequence[Group]) -> Phase:
@@ -98,7 +114,7 @@ def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRo
     prompt_id = group.prompt.prompt_id
     asked = group.prompt.messages if group.messages is None else group.messages
     given_ids = tuple(session.policy.encode(asked, group.opening)) + group.prefix_ids
-    left = max(1, phase.params.max_tokens - len(group.prefix_ids))
+    left = max(1, phase.params.max_tokens - group.num_given_tokens)
     max_tokens = left if group.prefix_ids else None
     for index in range(group.first_index, group.first_index + group.size):
         place = rollout_place(session.run_id, phase.iteration, group.role, prompt_id, index)
@@ -163,6 +179,11 @@ def _generate_batch(
             "prompts": [prompt_row(prompt) for prompt in prompts.values()],
             "rollouts": [rollout for rollout, _ in pairs],
             "rollout_tokens": [tokens for _, tokens in pairs],
+            "turns": [
+                row
+                for p, completion in zip(batch, completions, strict=True)
+                for row in turn_rows(p.place, completion)
+            ],
             "failures": _failed_prompts(phase, batch, completions),
         },
         batch_key=batch_key,
@@ -172,8 +193,8 @@ def _generate_batch(
 def _whole(session: Session, planned: PlannedRollout, completion: Completion) -> Completion:
     """Return the completion with the text of the whole response, its given tokens included."""
     given = planned.group.prefix_ids
-    if not given or completion.error is not None:
-        return completion
+    if not given or completion.error is not None or completion.ending is not None:
+        return completion  # an episode has its text already
     return replace(completion, text=session.policy.decode(given + completion.completion_ids))
 
 
@@ -181,14 +202,13 @@ def _sample(
     session: Session, phase: Phase, batch_key: str, batch: Sequence[PlannedRollout]
 ) -> list[Completion]:
     """Sample a batch; on an engine failure record it, restart the engine, and try once more."""
-    requests = [p.request for p in batch]
     try:
-        return session.sampler.generate(requests, phase.params)
+        return conversing.sample(session, phase, batch)
     except SamplerError as error:
         record_failure(session, phase.iteration, "generate", batch_key, error)
         session.restart_sampler()
     try:
-        return session.sampler.generate(requests, phase.params)
+        return conversing.sample(session, phase, batch)
     except SamplerError as error:
         record_failure(session, phase.iteration, "generate", batch_key, error)
         raise
@@ -211,13 +231,13 @@ def record_failure(
 def _failed_prompts(
     phase: Phase, batch: Sequence[PlannedRollout], completions: Sequence[Completion]
 ) -> list[Row]:
-    """Return one `failures` row per prompt that the sampler could not serve."""
+    """Return one `failures` row per prompt that the sampler, or its environment, did not serve."""
     failed = {
-        p.group.prompt.prompt_id: completion.error
+        p.group.prompt.prompt_id: (completion.ending or "prompt_refused", completion.error)
         for p, completion in zip(batch, completions, strict=True)
         if completion.error is not None
     }
     return [
-        failure_row(phase.iteration, "generate", prompt_id, "prompt_refused", message)
-        for prompt_id, message in failed.items()
+        failure_row(phase.iteration, "generate", prompt_id, kind, message)
+        for prompt_id, (kind, message) in failed.items()
     ]

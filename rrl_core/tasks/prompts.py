@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rrl_core.tasks.protocol import Prompt, Scorer, Split, TaskError, make_prompt_id
+from rrl_core.tasks.protocol import Environment, Prompt, Scorer, Split, TaskError, make_prompt_id
 
 INSTRUCTION = "Think briefly if you need to. End with a line: #### <number>"
 
@@ -26,6 +26,7 @@ class PromptTask:
     """A task whose prompts are all known beforehand.
 
     Repeated prompts of a split count once. No eval prompt asks what a train prompt asks.
+    `environment` answers the policy's turns; None: a rollout is one completion.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class PromptTask:
         scorers: Sequence[Scorer],
         train_prompts: Iterable[Prompt],
         eval_prompts: Iterable[Prompt],
+        environment: Environment | None = None,
     ) -> None:
         self.name = name
         self.scorers = scorers
+        self.environment = environment
         self._prompts: Mapping[Split, Sequence[Prompt]] = {
             "train": _without_repeats(train_prompts),
             "eval": _without_repeats(eval_prompts),

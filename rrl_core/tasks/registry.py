@@ -14,6 +14,7 @@ from rrl_core.tasks.math_problems import MathSettings, build_math
 from rrl_core.tasks.prompts import TaskSettings
 from rrl_core.tasks.protocol import Task, TaskError
 from rrl_core.tasks.reasoning import ReasoningSettings, build_reasoning
+from rrl_core.tasks.tools import ToolsSettings, build_tools
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ TASKS: Mapping[str, TaskKind] = {
     "jsonl": TaskKind(JsonlSettings, build_jsonl),
     "math": TaskKind(MathSettings, build_math),
     "reasoning_gym": TaskKind(ReasoningSettings, build_reasoning),
+    "tools": TaskKind(ToolsSettings, build_tools),
 }
 
 

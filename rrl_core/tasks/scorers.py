@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
 from rrl_core.tasks.protocol import BatchScorer, Prompt, Score, Scorer, ScoreStatus, TaskError
@@ -114,36 +114,44 @@ def make_scorers(reward: str) -> tuple[Scorer, ...]:
 
 
 def load_reward(spec: str) -> FunctionScorer:
-    """Load the reward function `module:function`; the module may stand in the working folder.
+    """Load the reward function `module:function`, see `load_function`."""
+    function, version = load_function("reward", spec, f" or one of {', '.join(BUILT_IN)}")
+    return FunctionScorer(spec, version, function)
+
+
+def load_function(what: str, spec: str, others: str = "") -> tuple[Callable[..., Any], str]:
+    """Load `module:function` and the hash of its file; the module may stand in the working folder.
 
     The working folder joins the end of `sys.path`, so that it can hide no installed package.
+
+    Args:
+        what: the parameter that names it, for messages.
+        spec: the function.
+        others: what else the parameter may be, for messages.
 
     Raises:
         TaskError: the spec, the module or the function is not as expected.
     """
     module_name, colon, function_name = spec.partition(":")
     if not (module_name and colon and function_name):
-        raise TaskError(
-            f"reward: expected `module:function` or one of {', '.join(BUILT_IN)}; came `{spec}`"
-        )
+        raise TaskError(f"{what}: expected `module:function`{others}; came `{spec}`")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise TaskError(
-            f"reward `{spec}`: importing `{module_name}` raised {type(error).__name__}: {error}; "
+            f"{what} `{spec}`: importing `{module_name}` raised {type(error).__name__}: {error}; "
             f"put `{module_name}.py` into {os.getcwd()} or install it"
         ) from error
     source = inspect.getsourcefile(module)
     function = getattr(module, function_name, None)
     if source is None or not callable(function):
         raise TaskError(
-            f"reward `{spec}`: expected a function `{function_name}` in a Python file; "
+            f"{what} `{spec}`: expected a function `{function_name}` in a Python file; "
             f"`{module_name}` ({getattr(module, '__file__', 'built in')}) has none"
         )
-    version = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12]
-    return FunctionScorer(spec, version, function)
+    return function, hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12]
 
 
 def score_all(scorer: Scorer, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
