@@ -48,6 +48,8 @@ def given_turns(
 ) -> dict[tuple[str, int], tuple[Turn, ...]]:
     """Return the turns that the first tokens of episodes hold; the last may be cut in its middle.
 
+    What has no rows in `turns`, such as an imported response, is one turn of the policy's.
+
     Args:
         store: the store.
         tokens: rows of `rollout_tokens`, by rollout id.
@@ -61,7 +63,10 @@ def given_turns(
     rows = store.read("turns", event_ids=ids) if ids else []
     for row in sorted(rows, key=lambda row: int(row["turn"])):
         turns[row["rollout_id"]].append(stored_turn(row))
-    return {(rollout_id, given): _cut(turns[rollout_id], given) for rollout_id, given in prefixes}
+    return {
+        (i, given): _cut(turns[i] or [Turn("assistant", 0, given, (), "stop")], given)
+        for i, given in prefixes
+    }
 
 
 def _turn_ids(tokens: Row) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.config import RunConfig, TaskSection
+from flows.config import RunConfig, TaskSection, load_config
 from rrl_core.sampling.protocol import SampleRequest
 from tests.flows.conftest import replay_config, smoke_config
 
@@ -28,19 +28,31 @@ def replaying_tools_config(*overrides: str) -> RunConfig:
     return replay_config(*TOOLS, *replay, *overrides)
 
 
+def reviewing_tools_config(*overrides: str) -> RunConfig:
+    """An iteration whose failed episodes are reviewed and tried again."""
+    review = (
+        "run.iterations=1", "evaluation.every=off", "review.max_tokens=80", "review.controls=false",
+        "sampler.context_tokens=2000", "tracking.mlflow=false",
+    )  # fmt: skip
+    return load_config(Path("smoke-review"), [*TOOLS, *review, *overrides])
+
+
 def caller(version: int, request: SampleRequest) -> str:
     """Call the calculator, then say its result; every third episode says another number.
 
-    Where the turn was begun by given tokens, go on with it.
+    Where the turn was begun by given tokens, go on with it. A request for a review has no limit of
+    its own.
     """
+    if request.max_tokens is None:
+        return " it said another number.\nDo instead: say what the calculator says."
     text = bytes(i for i in request.prompt_ids if i < 256).decode()
-    question, _, said = text.partition("<number>\n")
+    said = text.rpartition("user: ")[2]
     turn = said.rpartition("assistant: ")[2]
     if "tool: " in said:
         result = said.rpartition("tool: ")[2].partition("\n")[0]
         whole = f"{ANSWER}#### {result if request.seed % 3 else 7}"
     else:
-        expression = question.rpartition("What is ")[2].partition("?")[0]
+        expression = said.partition("What is ")[2].partition("?")[0]
         call = {"name": "calculator", "arguments": {"expression": expression}}
         whole = f"{THOUGHT}<tool_call>{json.dumps(call)}</tool_call>"
     return whole.removeprefix(turn) if whole.startswith(turn) else "#### 1"

@@ -10,6 +10,7 @@ from flows.auditing import audit
 from flows.config import RunConfig
 from flows.planned import planned_steps
 from flows.progress import Progress
+from flows.report.rollouts import _shown_logprobs
 from flows.stepping import retake
 from flows.train import train
 from flows.translate import stored_messages
@@ -22,6 +23,7 @@ from tests.flows.conversations import (
     asking_config,
     caller,
     replaying_tools_config,
+    reviewing_tools_config,
     tools_config,
 )
 from tests.flows.scripted import run_script
@@ -207,6 +209,14 @@ def test_show_tells_the_turns_of_a_rollout(played: storage.Store):
     assert [row["role"] for row in told] == ["assistant", "tool", "assistant"]
 
 
+def test_a_report_tells_no_log_prob_of_what_was_given():
+    tokens = {"sampler_logprobs": [-1.0, 0.0, -0.5], "sampled_bounds": [0, 1, 2, 3]}
+    assert _shown_logprobs(tokens, 3) == [-100, None, -50]
+    assert _shown_logprobs(tokens, 2) == [-100, None]
+    assert _shown_logprobs(tokens | {"sampled_bounds": None}, 3) == [-100, 0, -50]
+    assert _shown_logprobs(tokens | {"sampler_logprobs": None}, 3) is None
+
+
 def check_resumed(path: Path, config: RunConfig, whole: storage.Store) -> None:
     """Go on with the run at `path` and compare it with one that was not interrupted."""
     store = storage.open(path)
@@ -260,3 +270,40 @@ def test_interrupted_between_commits_and_resumed_equals_uninterrupted(
         with Progress(quiet=True) as progress, pytest.raises(KeyboardInterrupt):
             train(store, config, RUN_ID, "none", progress)
     check_resumed(tmp_path / "stopped", config, whole)
+
+
+def test_a_failed_episode_is_reviewed_and_tried_again_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = run_script(tmp_path / "store", reviewing_tools_config(), caller, monkeypatch)
+    tokens, turns = of_rollouts(store, "rollout_tokens"), {}
+    for row in store.read("turns", run_id=RUN_ID):
+        turns.setdefault(row["rollout_id"], []).append(row["role"])
+    rollouts = {row["event_id"]: row for row in store.read("rollouts", run_id=RUN_ID)}
+    reviews = [row for row in rollouts.values() if row["role"] == "review"]
+    seconds = [row for row in rollouts.values() if row["role"] == "second_attempt"]
+    assert len(seconds) == len(reviews) > 0
+    for review in reviews:  # a single completion, which was shown the whole transcript
+        assert review["ending"] is None
+        assert review["event_id"] not in turns
+        assert tokens[review["event_id"]]["sampled_bounds"] is None
+        failed = rollouts[review["parent_id"]]["completion"]
+        assert failed.endswith("#### 7")
+        assert failed in TOKENIZER.decode(tokens[review["event_id"]]["prompt_ids"])
+    for second in seconds:  # an episode of its own, which was shown the review alone
+        assert turns[second["event_id"]] == ["assistant", "tool", "assistant"]
+        assert "tool: " not in TOKENIZER.decode(tokens[second["event_id"]]["prompt_ids"])
+        assert second["ending"] == "answered"
+    [(_, samples)] = planned_steps(store, RUN_ID, 1)
+    terms = {sample.term for sample in samples}
+    assert terms == {"attempt", "review", "second_attempt", "distill"}
+    for sample in samples:
+        ids = list(sample.completion_ids)
+        assert list(sample.loss_mask or (True,) * len(ids)) == walked_mask(ids)
+    learned = {r["rollout_id"]: r for r in store.read("learned_samples", run_id=RUN_ID)}
+    for sample in samples:
+        assert learned[sample.rollout_id]["num_loss_tokens"] == sum(
+            walked_mask(list(sample.completion_ids))
+        )
+    audited = list(audit(store, RUN_ID, reviewing_tools_config()))
+    assert [str(d) for a in audited for d in a.differences] == []
