@@ -7,13 +7,16 @@ import pytest
 import storage
 from flows import generation
 from flows.auditing import audit
-from flows.config import RunConfig
+from flows.config import RunConfig, load_config
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.report.rollouts import _shown_logprobs
 from flows.stepping import retake
 from flows.train import train
 from flows.translate import stored_messages
+from flows.wiring import model_spec
+from rrl_core.policy.fetch import ModelNotFoundError, find_model
+from rrl_core.policy.model import Policy, load_policy_model
 from rrl_core.policy.tiny import tiny_tokenizer
 from rrl_core.sampling.fake import FakeSampler
 from rrl_core.sampling.protocol import SamplerError
@@ -307,3 +310,52 @@ def test_a_failed_episode_is_reviewed_and_tried_again_whole(
         )
     audited = list(audit(store, RUN_ID, reviewing_tools_config()))
     assert [str(d) for a in audited for d in a.differences] == []
+
+
+def check_real_turns(store: storage.Store, run_id: str, policy: Policy) -> int:
+    """Check the tokens of every episode against the chat template; return those with several turns.
+
+    What was sampled ends with an end token or at a limit; what was given is the template's.
+    """
+    held = {row["rollout_id"]: row for row in store.read("rollout_tokens", run_id=run_id)}
+    turns: dict[str, list[dict]] = {}
+    for row in sorted(store.read("turns", run_id=run_id), key=lambda row: int(row["turn"])):
+        turns.setdefault(row["rollout_id"], []).append(row)
+    for rollout in store.read("rollouts", run_id=run_id):
+        ids, said = held[rollout["event_id"]]["completion_ids"], turns[rollout["event_id"]]
+        assert [row["first_token"] for row in said] == [
+            sum(row["num_tokens"] for row in said[:n]) for n in range(len(said))
+        ]
+        assert len(ids) == sum(row["num_tokens"] for row in said)
+        for number, row in enumerate(said):
+            own = ids[row["first_token"] : row["first_token"] + row["num_tokens"]]
+            messages = stored_messages(row["messages_json"])
+            if number % 2 == 0:
+                assert row["role"] == "assistant"
+                assert row["policy_version"] == rollout["policy_version"]
+                assert policy.decode(own) == messages[0]["content"]
+                assert (own[-1] in policy.eos_token_ids) == (row["status"] == "stop")
+                continue
+            expected = "".join(f"\n<|im_start|>tool\n{m['content']}<|im_end|>" for m in messages)
+            text = policy.tokenizer.decode(own)
+            assert text == f"{expected}\n<|im_start|>assistant\n"
+        mask = sampled_mask(held[rollout["event_id"]]["sampled_bounds"], len(ids))
+        spoken = [n % 2 == 0 for n, row in enumerate(said) for _ in range(row["num_tokens"])]
+        assert list(mask or (True,) * len(ids)) == spoken
+        assert rollout["num_completion_tokens"] == sum(spoken)
+    return sum(len(said) > 1 for said in turns.values())
+
+
+@pytest.mark.vllm
+def test_the_shipped_config_runs_on_the_real_model(tmp_path: Path):
+    try:
+        find_model("smollm2-135m")
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
+    sizes = ("sampler.prompts=2", "evaluation.prompts=2", "tracking.mlflow=false")
+    config = load_config(Path("tools-smollm2"), ["sampler.engine=vllm", *sizes])
+    store = run_here(tmp_path / "store", config)
+    assert [p["policy_version"] for p in store.read("policies", run_id=RUN_ID)] == [0, 1, 2]
+    assert {row["engine"] for row in store.read("rollouts", run_id=RUN_ID)} == {"vllm"}
+    policy = load_policy_model(model_spec(config), seed=0)
+    assert check_real_turns(store, RUN_ID, policy) > 0
