@@ -54,8 +54,9 @@ def drop_rows(session: Session, iteration: int) -> list[Row]:
     )
     rows = []
     for rollout_id, logprobs_T in zip(ids, scores.logprobs_BT.tolist(), strict=True):
-        before, given = tokens[rollout_id]["sampler_logprobs"], tokens[rollout_id]["completion_ids"]
-        cut = drop_cut(before, logprobs_T[: len(given)])
+        held = tokens[rollout_id]
+        before, given = held["sampler_logprobs"], held["completion_ids"]
+        cut = drop_cut(before, logprobs_T[: len(given)], bounds=held["sampled_bounds"])
         if cut is not None:
             rows.append(state_row(iteration, rollouts[rollout_id], given, cut))
     return rows

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import storage
-from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows
+from flows import conversing
+from flows.translate import Row, failure_row, prompt_row, rollout_place, rollout_rows, turn_rows
 from flows.wiring import Session
 from rrl_core.sampling.protocol import (
     Completion,
@@ -16,6 +17,7 @@ from rrl_core.sampling.protocol import (
     SampleRequest,
     SamplerError,
     SamplingParams,
+    Turn,
 )
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Messages, Prompt
@@ -26,10 +28,11 @@ from rrl_core.tasks.scoring_pool import Asked
 class Group:
     """Completions that will be compared: how many of a prompt, or of a state, in which role.
 
-    Of a state `parent_id` is its event id, `prefix_ids` are its given tokens and `prefix_sha256`
-    their hash. `messages` are asked in the prompt's place where something else is, and answered
-    behind `opening`; `first_index` is the sample index of the first, `arm` names what a control is
-    compared with. `is_judged` tells whether the task's scorers judge them.
+    Of a state `parent_id` is its event id, `prefix_ids` are its given tokens, `prefix_sha256` their
+    hash, and `turns` what they hold where the task has an environment. `messages` are asked in the
+    prompt's place where something else is, and answered behind `opening`; `first_index` is the
+    sample index of the first, `arm` names what a control is compared with. `is_judged` tells
+    whether the task's scorers judge them.
     """
 
     role: str
@@ -42,17 +45,26 @@ class Group:
     opening: str = ""
     first_index: int = 0
     arm: str | None = None
+    turns: tuple[Turn, ...] = ()
     is_judged: bool = True
+
+    @property
+    def num_given_tokens(self) -> int:
+        """How many of its given tokens were sampled: they count for what a rollout may sample."""
+        if not self.turns:
+            return len(self.prefix_ids)
+        return sum(turn.num_tokens for turn in self.turns if turn.speaker == "assistant")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase samples, in one way."""
+    """What a phase samples, in one way; `has_turns` where the task's environment may answer."""
 
     iteration: int
     name: str
     groups: Sequence[Group]
     params: SamplingParams
+    has_turns: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ def review_phase(session: Session, iteration: int, groups: Sequence[Group]) -> P
     """Return the phase that samples reviews of failed attempts."""
     s = session.config.sampler
     params = SamplingParams(s.temperature, s.top_p, s.top_k, session.config.review.max_tokens)
-    return Phase(iteration, "review", groups, params)
+    return Phase(iteration, "review", groups, params, has_turns=False)
 
 
 def second_phase(session: Session, iteration: int, groups: Sequence[Group]) -> Phase:
@@ -106,7 +118,7 @@ def _planned(session: Session, phase: Phase, group: Group) -> Iterator[PlannedRo
     prompt_id = group.prompt.prompt_id
     asked = group.prompt.messages if group.messages is None else group.messages
     given_ids = tuple(session.policy.encode(asked, group.opening)) + group.prefix_ids
-    left = max(1, phase.params.max_tokens - len(group.prefix_ids))
+    left = max(1, phase.params.max_tokens - group.num_given_tokens)
     max_tokens = left if group.prefix_ids else None
     for index in range(group.first_index, group.first_index + group.size):
         place = rollout_place(session.run_id, phase.iteration, group.role, prompt_id, index)
@@ -171,6 +183,11 @@ def _generate_batch(
             "prompts": [prompt_row(prompt) for prompt in prompts.values()],
             "rollouts": [rollout for rollout, _ in pairs],
             "rollout_tokens": [tokens for _, tokens in pairs],
+            "turns": [
+                row
+                for p, completion in zip(batch, completions, strict=True)
+                for row in turn_rows(p.place, completion)
+            ],
             "failures": _failed_prompts(phase, batch, completions),
         },
         batch_key=batch_key,
@@ -180,8 +197,8 @@ def _generate_batch(
 def _whole(session: Session, planned: PlannedRollout, completion: Completion) -> Completion:
     """Return the completion with the text of the whole response, its given tokens included."""
     given = planned.group.prefix_ids
-    if not given or completion.error is not None:
-        return completion
+    if not given or completion.error is not None or completion.ending is not None:
+        return completion  # an episode has its text already
     return replace(completion, text=session.policy.decode(given + completion.completion_ids))
 
 
@@ -192,16 +209,15 @@ def _sample(
 
     What is finished is judged while the rest is generated.
     """
-    requests = [p.request for p in batch]
     begin = _begin_judging(session, batch)
     try:
-        return session.sampler.generate(requests, phase.params, begin)
+        return conversing.sample(session, phase, batch, begin)
     except SamplerError as error:
         session.scoring.forget()
         record_failure(session, phase.iteration, "generate", batch_key, error)
         session.restart_sampler()
     try:
-        return session.sampler.generate(requests, phase.params, begin)
+        return conversing.sample(session, phase, batch, begin)
     except SamplerError as error:
         session.scoring.forget()
         record_failure(session, phase.iteration, "generate", batch_key, error)
@@ -243,13 +259,13 @@ def record_failure(
 def _failed_prompts(
     phase: Phase, batch: Sequence[PlannedRollout], completions: Sequence[Completion]
 ) -> list[Row]:
-    """Return one `failures` row per prompt that the sampler could not serve."""
+    """Return one `failures` row per prompt that the sampler, or its environment, did not serve."""
     failed = {
-        p.group.prompt.prompt_id: completion.error
+        p.group.prompt.prompt_id: (completion.ending or "prompt_refused", completion.error)
         for p, completion in zip(batch, completions, strict=True)
         if completion.error is not None
     }
     return [
-        failure_row(phase.iteration, "generate", prompt_id, "prompt_refused", message)
-        for prompt_id, message in failed.items()
+        failure_row(phase.iteration, "generate", prompt_id, kind, message)
+        for prompt_id, (kind, message) in failed.items()
     ]

@@ -141,9 +141,8 @@ def planned_steps(
                 samples.append(distill_sample(row, second, tokens[second["event_id"]], attempt))
                 continue
             source = tokens.get(source_of.get(row["pick_id"], ""))
-            logprobs = None if source is None else source["sampler_logprobs"]
             rollout_id = row["rollout_id"]
-            samples.append(learn_sample(row, rollouts[rollout_id], tokens[rollout_id], logprobs))
+            samples.append(learn_sample(row, rollouts[rollout_id], tokens[rollout_id], source))
         planned.append((rows[0]["batch_id"], samples))
     return planned
 

@@ -79,7 +79,8 @@ def _review_and_try_again(session: Session, direct: Phase) -> None:
         )
         for answer in _rollouts(session, direct.iteration, "evaluation")
     ]
-    generate_phase(session, Phase(direct.iteration, "evaluation_review", reviews, review_params))
+    name = "evaluation_review"
+    generate_phase(session, Phase(direct.iteration, name, reviews, review_params, has_turns=False))
     answers = {r["event_id"]: r for r in _rollouts(session, direct.iteration, "evaluation")}
     again = []
     for review in _rollouts(session, direct.iteration, "review"):

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.batching import SUBSTITUTE
 from flows.config import RunConfig
+from flows.conversing import given_turns
 from flows.generation import Group
 from flows.lineage import lineage_of
 from flows.planned import source_rollouts, tokens_of
@@ -35,7 +37,8 @@ from rrl_core.replay.schedule import (
     curriculum_weights,
     plan_replay,
 )
-from rrl_core.tasks.protocol import Prompt
+from rrl_core.sampling.protocol import Turn
+from rrl_core.tasks.protocol import Prompt, environment_of
 from rrl_core.tasks.selection import select_prompts
 from storage import Store
 
@@ -279,8 +282,8 @@ def groups(session: Session, iteration: int) -> list[Group]:
     for pick in picks:
         prompt = prompts[pick["prompt_id"]]
         if pick["unit"] == "state":
-            ids, sha256 = prefixes[pick["entry_id"]]
-            found.append(Group("continuation", prompt, size, pick["entry_id"], ids, sha256))
+            given = prefixes[pick["entry_id"]]
+            found.append(Group("continuation", prompt, size, pick["entry_id"], **given))
         elif pick["unit"] == "prompt":
             found.append(Group("retry", prompt, size))
     return found
@@ -292,17 +295,28 @@ def _fresh_prompts(session: Session, iteration: int) -> list[Prompt]:
     return [prompts[i] for i in select_prompts(len(prompts), iteration, per_iteration, run.seed)]
 
 
-def _prefixes(session: Session, picks: list[Row]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the given token ids of each picked state and their hash, by state id."""
+def _prefixes(session: Session, picks: list[Row]) -> dict[str, dict[str, Any]]:
+    """Return what is given of each picked state, by state id: fields of its group."""
     states = session.store.read("states", event_ids=[pick["entry_id"] for pick in picks])
     tokens = tokens_of(session.store, source_rollouts(session.store, picks).values())
+    turns: dict[tuple[str, int], tuple[Turn, ...]] = {}
+    if environment_of(session.task) is not None:
+        turns = given_turns(session.store, tokens, [_given(state) for state in states])
     return {
-        state["event_id"]: (
-            tuple(tokens[state["rollout_id"]]["completion_ids"][: state["prefix_tokens"]]),
-            state["prefix_sha256"],
-        )
+        state["event_id"]: {
+            "prefix_ids": tuple(
+                tokens[state["rollout_id"]]["completion_ids"][: state["prefix_tokens"]]
+            ),
+            "prefix_sha256": state["prefix_sha256"],
+            "turns": turns.get(_given(state), ()),
+        }
         for state in states
     }
+
+
+def _given(state: Row) -> tuple[str, int]:
+    """Return whose first tokens a state is, and how many."""
+    return state["rollout_id"], state["prefix_tokens"]
 
 
 def _best_pass_at_1(store: Store, run_id: str, iteration: int, as_of: int) -> float | None:

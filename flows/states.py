@@ -49,7 +49,13 @@ def state_rows(
         if rollout["role"] not in roles or held is None or not held["completion_ids"]:
             continue
         ids = held["completion_ids"]
-        cuts = cut_points(ids, policy.decode, max_cuts, turn_token_ids=policy.eos_token_ids)
+        cuts = cut_points(
+            ids,
+            policy.decode,
+            max_cuts,
+            turn_token_ids=policy.eos_token_ids,
+            bounds=held["sampled_bounds"],
+        )
         if rollout["prompt_id"] not in seen:
             cuts = [PROMPT_CUT, *cuts]
             seen.add(rollout["prompt_id"])

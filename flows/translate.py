@@ -9,7 +9,8 @@ from typing import Any
 import storage
 from rrl_core.policy.learner import LearnSample, SampleStats, StepResult
 from rrl_core.policy.records import Term
-from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams
+from rrl_core.sampling.protocol import Completion, SampleRequest, SamplingParams, Turn
+from rrl_core.spans import sampled_mask
 from rrl_core.tasks.protocol import Judgement, Messages, Prompt, Scorer
 from rrl_core.tasks.signature import solution_signature
 from rrl_core.value.health import Health
@@ -87,7 +88,7 @@ def rollout_rows(
         "group_id": group_id(place),
         "num_prompt_tokens": len(request.prompt_ids),
         "prefix_tokens": 0,
-        "num_completion_tokens": len(completion.completion_ids),
+        "num_completion_tokens": completion.num_sampled_tokens,
         "finish_reason": completion.finish_reason,
         "status": "ok" if completion.error is None else "error",
         "error": completion.error,
@@ -98,6 +99,7 @@ def rollout_rows(
         "max_tokens": params.max_tokens,
         "seed": request.seed,
         "logprob_mode": "processed" if has_logprobs else "none",
+        "ending": completion.ending,
     }
     tokens = {
         "run_id": place["run_id"],
@@ -107,8 +109,52 @@ def rollout_rows(
         "completion_ids": list(completion.completion_ids),
         "sampler_logprobs": list(completion.sampler_logprobs or ()) if has_logprobs else None,
         "logprobs_reason": completion.logprobs_reason,
+        "sampled_bounds": _sampled_bounds(completion),
     }
     return rollout, tokens
+
+
+def _sampled_bounds(completion: Completion) -> list[int] | None:
+    """Return where what was sampled starts and ends; None: it is all there is."""
+    if completion.num_sampled_tokens == len(completion.completion_ids):
+        return None
+    sampled = [turn for turn in completion.turns if turn.speaker == "assistant"]
+    return [
+        bound
+        for turn in sampled
+        for bound in (turn.first_token, turn.first_token + turn.num_tokens)
+    ]
+
+
+def turn_rows(place: Mapping[str, Any], completion: Completion) -> list[Row]:
+    """Return the `turns` rows of an episode; none of a single completion."""
+    return [
+        {
+            "run_id": place["run_id"],
+            "iteration": place["iteration"],
+            "rollout_id": storage.event_id("rollouts", place),
+            "turn": number,
+            "role": turn.speaker,
+            "first_token": turn.first_token,
+            "num_tokens": turn.num_tokens,
+            "messages_json": json.dumps([dict(m) for m in turn.messages], ensure_ascii=False),
+            "status": turn.status,
+            "policy_version": turn.policy_version,
+        }
+        for number, turn in enumerate(completion.turns)
+    ]
+
+
+def stored_turn(row: Mapping[str, Any]) -> Turn:
+    """Return the turn of a `turns` row."""
+    return Turn(
+        row["role"],
+        row["first_token"],
+        row["num_tokens"],
+        stored_messages(row["messages_json"]),
+        row["status"],
+        row["policy_version"],
+    )
 
 
 def score_row(rollout: Row, scorer: Scorer, judged: Judgement, iteration: int | None = None) -> Row:
@@ -171,16 +217,18 @@ def failure_row(iteration: int, phase: str, subject: str, kind: str, message: st
     }
 
 
-def learn_sample(
-    replay: Row, rollout: Row, tokens: Row, source_logprobs: Sequence[float] | None
-) -> LearnSample:
+def learn_sample(replay: Row, rollout: Row, tokens: Row, source: Row | None) -> LearnSample:
     """Return what the learner needs of one planned sample, from rows read back.
 
-    `source_logprobs` are those of the rollout that a continuation's given tokens come from.
+    `source` are the tokens of the rollout that a continuation's given tokens come from.
     """
     logprobs, num_given = tokens["sampler_logprobs"], replay["prefix_tokens"] or 0
     num_prompt = len(tokens["prompt_ids"]) - num_given
-    given_logprobs = None if source_logprobs is None else tuple(source_logprobs[:num_given])
+    given_logprobs = given_mask = None
+    if num_given and source is not None:
+        given_mask = sampled_mask(source["sampled_bounds"], num_given)
+        if source["sampler_logprobs"] is not None:
+            given_logprobs = tuple(source["sampler_logprobs"][:num_given])
     return LearnSample(
         rollout_id=replay["rollout_id"],
         group_id=replay["group_id"],
@@ -192,10 +240,12 @@ def learn_sample(
         advantage=replay["advantage"],
         temperature=rollout["temperature"],
         prefix_ids=tuple(tokens["prompt_ids"][num_prompt:]),
-        prefix_logprobs=given_logprobs if num_given else None,
+        prefix_logprobs=given_logprobs,
         prefix_advantage=replay["prefix_advantage"] or 0.0,
         reward=replay["reward"],
         is_truncated=rollout["finish_reason"] == "length",
+        loss_mask=sampled_mask(tokens["sampled_bounds"], len(tokens["completion_ids"])),
+        prefix_mask=given_mask,
     )
 
 
@@ -216,6 +266,9 @@ def distill_sample(
         sampler_logprobs=None,
         advantage=replay["advantage"],
         temperature=second["temperature"],
+        loss_mask=sampled_mask(
+            second_tokens["sampled_bounds"], len(second_tokens["completion_ids"])
+        ),
     )
 
 

@@ -164,8 +164,13 @@ class ValueJudge:
         ids = response["completion_ids"]
         cuts = []
         if not is_cut:
-            turns = self._policy.eos_token_ids
-            found = cut_points(ids, self._policy.decode, MAX_CUTS, turn_token_ids=turns)
+            found = cut_points(
+                ids,
+                self._policy.decode,
+                MAX_CUTS,
+                turn_token_ids=self._policy.eos_token_ids,
+                bounds=response["sampled_bounds"],
+            )
             cuts = [cut for cut in found if self._is_within(response, cut.prefix_tokens)]
         if is_prompt_new or not (is_cut or cuts):
             cuts = [PROMPT_CUT, *cuts]

@@ -30,7 +30,7 @@ from rrl_core.sampling import SamplerName, SamplerSettings, make_sampler, resolv
 from rrl_core.sampling.none import NoSampler
 from rrl_core.sampling.protocol import Sampler
 from rrl_core.seeds import derive_seed
-from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task
+from rrl_core.tasks.protocol import Prompt, Scorer, Split, Task, environment_of
 from rrl_core.tasks.scoring_pool import ScoringPool
 from rrl_core.tasks.selection import select_prompts
 from storage import Store, StreamWriter
@@ -219,12 +219,14 @@ def sampler_settings(config: RunConfig) -> SamplerSettings:
 
 
 def task_sha256(task: Task) -> str:
-    """Return the hash of what a run is asked and judged by: its prompts and its scorers."""
-    facts = [
+    """Return the hash of what a run is asked and judged by: prompts, scorers, environment."""
+    facts: list[list[Any]] = [
         [prompt.prompt_id for prompt in task.prompts("train")],
         [prompt.prompt_id for prompt in task.prompts("eval")],
         [[scorer.name, scorer.version] for scorer in task.scorers],
     ]
+    if (environment := environment_of(task)) is not None:
+        facts.append([environment.name, environment.version])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -226,7 +226,7 @@ _SCHEMA = pa.schema(
         ("answer", pa.string()), ("completion", pa.string()), ("finish_reason", pa.string()),
         ("temperature", pa.float64()), ("reward", pa.float64()), ("rewards_json", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())), ("completion_ids", pa.list_(pa.int32())),
-        ("sampler_logprobs", pa.list_(pa.float32())),
+        ("sampler_logprobs", pa.list_(pa.float32())), ("sampled_bounds", pa.list_(pa.int32())),
     ]
 )  # fmt: skip
 

@@ -219,7 +219,9 @@ ROLLOUTS = Table(
         Column("prefix_tokens", INT, "Given tokens that belong to the response, not the prompt."),
         Column("num_completion_tokens", INT, "Tokens sampled."),
         Column("finish_reason", TEXT, "stop, length or error."),
-        Column("status", TEXT, "ok, or error: nothing was sampled."),
+        Column(
+            "status", TEXT, "ok, or error: nothing was sampled, or the environment of turns failed."
+        ),
         Column("error", TEXT, "What went wrong, when status is error.", nullable=True),
         Column(
             "completion",
@@ -252,8 +254,16 @@ ROLLOUTS = Table(
             nullable=True,
             since=2,
         ),
+        Column(
+            "ending",
+            TEXT,
+            "Why an episode of several turns ended: answered, max_turns, max_tokens, context (was "
+            "full) or environment_error; NULL of a single completion.",
+            nullable=True,
+            since=3,
+        ),
     ),
-    version=2,
+    version=3,
     rows_per_group=1_024,
 )
 
@@ -267,17 +277,58 @@ ROLLOUT_TOKENS = Table(
         _ITERATION,
         Column("rollout_id", TEXT, "`rollouts.event_id`.", place=True),
         Column("prompt_ids", INTS, "Token ids given to the engine."),
-        Column("completion_ids", INTS, "Token ids sampled."),
+        Column(
+            "completion_ids",
+            INTS,
+            "Token ids sampled; of an episode of several turns all that came after the prompt.",
+        ),
         Column(
             "sampler_logprobs",
             FLOATS,
             "Natural-log probability of each sampled "
-            "token under the sampler; NULL where the engine gave none.",
+            "token under the sampler, 0 of one that was given between two turns; NULL where the "
+            "engine gave none.",
             nullable=True,
         ),
         Column("logprobs_reason", TEXT, "Why `sampler_logprobs` is NULL.", nullable=True),
+        Column(
+            "sampled_bounds",
+            INTS,
+            "Where each stretch of completion_ids that was sampled starts and ends, one after the "
+            "other; the rest was given between turns and is masked in the loss. NULL: all were "
+            "sampled.",
+            nullable=True,
+            since=2,
+        ),
     ),
+    version=2,
     rows_per_group=256,
+)
+
+TURNS = Table(
+    "turns",
+    "tu",
+    "observed",
+    "A turn of an episode was sampled, or was given by a tool or the environment.",
+    (
+        _RUN,
+        _ITERATION,
+        Column("rollout_id", TEXT, "`rollouts.event_id` of the episode.", place=True),
+        Column("turn", INT, "Number of the turn in its rollout, from 0.", place=True),
+        Column("role", TEXT, "assistant (sampled), tool or environment (given)."),
+        Column("first_token", INT, "Place of its first token in `rollout_tokens.completion_ids`."),
+        Column("num_tokens", INT, "Its tokens, those that open and end a given one included."),
+        Column("messages_json", TEXT, "What was said, as JSON: a list of {role, content}."),
+        Column(
+            "status",
+            TEXT,
+            "Of a sampled turn stop or length; of a given one ok, tool_error or timeout.",
+        ),
+        Column(
+            "policy_version", INT, "Policy that sampled it; NULL of a given turn.", nullable=True
+        ),
+    ),
+    rows_per_group=1_024,
 )
 
 SCORES = Table(
@@ -760,6 +811,7 @@ TABLES: dict[str, Table] = {
         PROMPTS,
         ROLLOUTS,
         ROLLOUT_TOKENS,
+        TURNS,
         SCORES,
         STATES,
         VALUE_MODELS,

@@ -299,10 +299,15 @@
   function heated(index, tokens) {
     const pieces = data.pieces[data.source_run_id[index]];
     return make("pre", `completion ${pieces ? "" : "ids"}`, ...tokens.ids.map((token, n) => {
-      const logprob = tokens.logprobs[n] / 100;
       const piece = pieces && token in pieces ? pieces[token] : null;
-      const node = make("span", `token h${level(logprob)}`,
-        ...(piece === null ? [`${token}`] : shown(piece)));
+      const text = piece === null ? [`${token}`] : shown(piece);
+      if (tokens.logprobs[n] === null) {
+        const given = make("span", "token given", ...text);
+        given.title = `token ${token}, given between two turns`;
+        return given;
+      }
+      const logprob = tokens.logprobs[n] / 100;
+      const node = make("span", `token h${level(logprob)}`, ...text);
       node.title = `token ${token}, log-prob ${logprob.toFixed(2)}, probability ${Math.exp(logprob).toPrecision(2)}`;
       return node;
     }));

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rrl_core.replay.outcomes import is_success
+from rrl_core.spans import sampled_mask
 from storage import Moment
 
 Row = dict[str, Any]
@@ -118,20 +119,31 @@ def _tokens(
     moment: Moment, chosen: Sequence[Row], most: int
 ) -> tuple[list[Row | None], dict[str, set[int]]]:
     """Return ids and log-probs (hundredths of a nat) of each rollout, and the ids by run."""
-    columns = ("rollout_id", "completion_ids", "sampler_logprobs", "logprobs_reason")
+    columns = (
+        "rollout_id", "completion_ids", "sampler_logprobs", "logprobs_reason", "sampled_bounds"
+    )  # fmt: skip
     ids = {row["rollout_id"] for row in chosen}
     found: dict[str, Row] = {}
     for row in moment.read("rollout_tokens", among={"rollout_id": ids}, columns=columns):
-        logprobs = row["sampler_logprobs"]
         found[row["rollout_id"]] = {
             "ids": row["completion_ids"][:most],
-            "logprobs": None if logprobs is None else list(map(_hundredths, logprobs[:most])),
+            "logprobs": _shown_logprobs(row, most),
             "reason": row["logprobs_reason"],
         }
     vocabulary: dict[str, set[int]] = defaultdict(set)
     for row in chosen:
         vocabulary[row["source_run_id"]].update(found.get(row["rollout_id"], {}).get("ids", ()))
     return [found.get(row["rollout_id"]) for row in chosen], dict(vocabulary)
+
+
+def _shown_logprobs(tokens: Row, most: int) -> list[int | None] | None:
+    """Return the log-probs of the first tokens, None for one that was given between two turns."""
+    if tokens["sampler_logprobs"] is None:
+        return None
+    logprobs = tokens["sampler_logprobs"][:most]
+    mask = sampled_mask(tokens["sampled_bounds"], len(logprobs)) or (True,) * len(logprobs)
+    pairs = zip(logprobs, mask, strict=True)
+    return [_hundredths(logprob) if is_sampled else None for logprob, is_sampled in pairs]
 
 
 def _hundredths(logprob: float) -> int:

@@ -6,7 +6,8 @@ Our choices:
 2. The value loss has the reduction and the denominators of the policy term; a sample's weight
    multiplies it, corrections for the sampler do not.
 3. Given tokens of a continuation have no value loss, not even with prefix credit: they were chosen
-   because they proved worth it, so what follows them says too much of the states before.
+   because they proved worth it, so what follows them says too much of the states before. Nor have
+   those that a tool or an environment said between two turns: they are no steps of the policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from rrl_core.policy.critic import Critic
 from rrl_core.policy.loss import check_gradient, check_loss
 from rrl_core.policy.packing import Branch, pack
 from rrl_core.policy.records import LearnerConfig, LearnSample
-from rrl_core.policy.samples import padded
+from rrl_core.policy.samples import padded, trained_tokens
 
 _UNREAD = 0  # the last token of a packed completion is a target and never run
 
@@ -61,11 +62,11 @@ def estimate(
         share_prefix=config.packing,
     )
     lengths = [len(s.completion_ids) for s in samples]
-    mask_BT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    rewards_BT = torch.zeros(mask_BT.shape)
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+    rewards_BT = torch.zeros((len(samples), max(lengths)))
+    mask_BT = padded([_trained(s) for s in samples], rewards_BT.bool())
+    for row, sample in enumerate(samples):
         assert sample.reward is not None
-        rewards_BT[row, length - 1] = sample.reward
+        rewards_BT[row, int(mask_BT[row].nonzero()[-1])] = sample.reward
     values_BT = padded([v[:n] for v, n in zip(values, lengths, strict=True)], rewards_BT)
     bootstrap_B = torch.tensor(
         [float(v[-1]) if s.is_truncated else 0.0 for v, s in zip(values, samples, strict=True)]
@@ -107,6 +108,7 @@ def fit_critic(
         ):
             rows = [samples[i] for i in batch.branches]
             values_BT, mask_BT = critic.batch_values(batch)
+            mask_BT = mask_BT & padded([_trained(s) for s in rows], mask_BT)
             known = [estimates[s.rollout_id] for s in rows]
             old_BT = padded([e.values_T for e in known], values_BT.detach())
             returns_BT = padded([e.returns_T for e in known], values_BT.detach())
@@ -120,11 +122,16 @@ def fit_critic(
             check_gradient(rows, critic.parameters.values())
             total += loss.item()
     metrics = {"value_loss": total, "critic/grad_norm": critic.update(config.max_grad_norm)}
-    known = [estimates[s.rollout_id] for s in samples]
+    judged = [(estimates[s.rollout_id], _trained(s)) for s in samples]
     explained = explained_variance(
-        torch.cat([e.values_T for e in known]), torch.cat([e.returns_T for e in known])
+        torch.cat([e.values_T[mask_T] for e, mask_T in judged]),
+        torch.cat([e.returns_T[mask_T] for e, mask_T in judged]),
     )
     return metrics if explained is None else metrics | {"explained_variance": explained}
+
+
+def _trained(sample: LearnSample) -> Tensor:
+    return torch.tensor(trained_tokens(sample), dtype=torch.bool)
 
 
 def _fitted(sample: LearnSample) -> Branch:

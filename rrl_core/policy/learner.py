@@ -17,6 +17,8 @@ Our choices:
    its own, judged at its beginning. The first `critic_warmup` iterations move the critic alone.
 6. A distilled sample needs no advantage, sampler log-probs or old policy and is in no denominator;
    a step must hold a sequence of a policy term to divide it by. There is none under a critic.
+7. Of an episode of several turns what was given between them is masked: it is run, since the turns
+   behind it see it, and counts in no term, statistic or denominator.
 """
 
 import math
@@ -42,6 +44,7 @@ from rrl_core.policy.packing import PackedBatch, pack
 from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample, StepResult
 from rrl_core.policy.samples import (
     num_scored_prefix_tokens,
+    num_trained_tokens,
     padded,
     sample_problem,
     scored_branch,
@@ -207,7 +210,7 @@ class Learner:
     def _num_loss_tokens(self, sample: LearnSample) -> int:
         """Return how many tokens the sample is trained on: 0 if it leaves the loss."""
         if sample.term == "distill":
-            return len(sample.completion_ids)
+            return num_trained_tokens(sample)
         is_wanted = sample.advantage > 0 or not self._algorithm.only_positive
         return self._num_policy_tokens(sample) if is_wanted else 0
 
@@ -215,7 +218,7 @@ class Learner:
         """Return how many tokens its policy term could have, whatever the advantage."""
         has_logprobs = sample.sampler_logprobs is not None
         stays = is_corrigible(self.config.correction_in_force, has_logprobs)
-        return len(sample.completion_ids) if stays else 0
+        return num_trained_tokens(sample) if stays else 0
 
     def _denominators(self, samples: Sequence[LearnSample]) -> StepDenominators:
         """Count the step; refuse one that has nothing to divide its distilled samples by."""

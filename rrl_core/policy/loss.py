@@ -15,7 +15,13 @@ from rrl_core.algorithms.prefix_credit import prefix_credit
 from rrl_core.algorithms.reduce import Denominators, reduce_loss
 from rrl_core.policy.logprobs import TokenScores
 from rrl_core.policy.records import LearnerConfig, LearnerError, LearnSample
-from rrl_core.policy.samples import padded, prefix_mask, stored_logprobs, term_mask
+from rrl_core.policy.samples import (
+    padded,
+    prefix_mask,
+    stored_logprobs,
+    term_mask,
+    trained_mask,
+)
 from rrl_core.policy.statistics import TokenStats
 
 
@@ -46,7 +52,7 @@ class StepDenominators:
 
 @dataclass(frozen=True)
 class _Masks:
-    """[B, T] bool: which term a token is in. No token is in two."""
+    """[B, T] bool: which term a token is in. None is in two, and what a tool said is in none."""
 
     policy_BT: Tensor
     prefix_BT: Tensor
@@ -54,12 +60,13 @@ class _Masks:
 
     @classmethod
     def of_rows(cls, rows: Sequence[LearnSample], mask_BT: Tensor) -> "_Masks":
-        prefix_BT = prefix_mask(rows, mask_BT)
+        is_given_BT = prefix_mask(rows, mask_BT)
         is_distilled_B1 = term_mask(rows, "distill", mask_BT)
+        trained_BT = mask_BT & trained_mask(rows, mask_BT)
         return cls(
-            policy_BT=mask_BT & ~prefix_BT & ~is_distilled_B1,
-            prefix_BT=prefix_BT,
-            distill_BT=mask_BT & is_distilled_B1,
+            policy_BT=trained_BT & ~is_given_BT & ~is_distilled_B1,
+            prefix_BT=trained_BT & is_given_BT,
+            distill_BT=trained_BT & is_distilled_B1,
         )
 
 

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rrl_core.policy import adapters
 from rrl_core.policy.adapters import AdapterError, AdapterState, LoraSettings
+from rrl_core.policy.chat import reply_text
 from rrl_core.policy.digest import tensors_digest
 from rrl_core.policy.fetch import find_model
 from rrl_core.policy.tiny import tiny_model, tiny_tokenizer
@@ -76,10 +77,7 @@ class Policy:
         A tokenizer without a chat template gets the contents joined by empty lines. A lone
         surrogate, which has no UTF-8 form, is read as U+FFFD, as it is stored.
         """
-        messages = [
-            {key: _LONE_SURROGATE.sub("\ufffd", text) for key, text in message.items()}
-            for message in messages
-        ]
+        messages = _with_utf8(messages)
         if self.tokenizer.chat_template is None:
             text = "\n\n".join(message["content"] for message in messages)
             ids = list(self.tokenizer(text)["input_ids"])
@@ -90,6 +88,20 @@ class Policy:
                 )
             )
         return ids + self.tokenizer.encode(opening, add_special_tokens=False) if opening else ids
+
+    def encode_reply(
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        replies: Sequence[Mapping[str, str]],
+    ) -> list[int]:
+        """Return the token ids between a turn that was sampled to its end, and the next one.
+
+        `conversation` is prompt and turns so far, the last the policy's; `replies` are what is said
+        before its next turn (see `chat.py`).
+        """
+        conversation, replies = _with_utf8(conversation), _with_utf8(replies)
+        text = reply_text(self.tokenizer, conversation, replies, self.eos_token_ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens; for people, the ids are the truth."""
@@ -180,6 +192,14 @@ class Policy:
         finally:
             for name, parameter in parameters.items():
                 parameter.data = trained[name]
+
+
+def _with_utf8(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return messages as text that has a UTF-8 form."""
+    return [
+        {key: _LONE_SURROGATE.sub("\ufffd", text) for key, text in message.items()}
+        for message in messages
+    ]
 
 
 def load_policy_model(spec: ModelSpec, seed: int) -> Policy:

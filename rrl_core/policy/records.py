@@ -26,6 +26,10 @@ class LearnSample:
     completion id; None where the sampler gave none. `temperature` > 0 divides the trainer's logits.
     `weight` multiplies the sample's loss and leaves the denominators alone.
 
+    `loss_mask` tells of each completion id whether it is trained on, None: all are. Of an episode
+    of several turns those are masked that a tool or an environment said: they are seen, and in no
+    term and no denominator. `prefix_mask` tells the same of `prefix_ids`.
+
     Under an algorithm with a critic `reward`, what the completion earned, takes the place of
     `advantage`; `is_truncated` tells that it was cut off, so what would have followed counts too.
 
@@ -54,6 +58,8 @@ class LearnSample:
     reward: float | None = None
     is_truncated: bool = False
     term: Term = "attempt"
+    loss_mask: tuple[bool, ...] | None = None
+    prefix_mask: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,28 @@ def num_scored_prefix_tokens(sample: LearnSample) -> int:
     return len(sample.prefix_ids) if sample.prefix_advantage != 0 else 0
 
 
+def trained_tokens(sample: LearnSample) -> tuple[bool, ...]:
+    """Return of each token of the completion whether it is trained on."""
+    return sample.loss_mask or (True,) * len(sample.completion_ids)
+
+
+def num_trained_tokens(sample: LearnSample) -> int:
+    """Return how many tokens of the completion are trained on."""
+    return sum(trained_tokens(sample))
+
+
+def trained_mask(rows: Sequence[LearnSample], mask_BT: Tensor) -> Tensor:
+    """Return [B, T] bool on the device of `mask_BT`, True = a scored token that is not masked."""
+    trained = []
+    for sample in rows:
+        num_given = num_scored_prefix_tokens(sample)
+        given = sample.prefix_mask or (True,) * num_given
+        trained.append(torch.tensor(given[:num_given] + trained_tokens(sample), dtype=torch.bool))
+    return padded(trained, mask_BT)
+
+
 def prefix_mask(rows: Sequence[LearnSample], mask_BT: Tensor) -> Tensor:
-    """Return [B, T] bool, True = a given token of a row whose prefix gets credit."""
+    """Return [B, T] bool, True = a given token of a row whose prefix gets credit, masked or not."""
     num_given_B = torch.tensor([num_scored_prefix_tokens(s) for s in rows], device=mask_BT.device)
     return torch.arange(mask_BT.shape[1], device=mask_BT.device) < num_given_B[:, None]
 
@@ -67,6 +87,15 @@ def sample_problem(sample: LearnSample, context_tokens: int) -> str | None:
         )
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
         return "expected finite sampler log-probs; give None for the whole sample instead"
+    for name, mask, ids in (
+        ("loss_mask", sample.loss_mask, sample.completion_ids),
+        ("prefix_mask", sample.prefix_mask, sample.prefix_ids),
+    ):
+        if mask is not None and len(mask) != len(ids):
+            return (
+                f"expected one entry of `{name}` per token, got {len(mask)} for {len(ids)}; "
+                "give None where no token is masked"
+            )
     if not sample.temperature > 0:
         return (
             f"expected a temperature above 0, got {sample.temperature}; a greedy completion has no "

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rrl_core.tasks.protocol import Messages
+
 if TYPE_CHECKING:
     from rrl_core.policy.model import Policy
 
 FinishReason = Literal["stop", "length", "error"]
+Speaker = Literal["assistant", "tool", "environment"]
+Ending = Literal["answered", "max_turns", "max_tokens", "context", "environment_error"]
 SyncMode = Literal["lora", "merged", "shared"]
 
 
@@ -41,6 +45,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A stretch of a response's tokens: one speaker's.
+
+    `messages` are what was said. `status` is the finish reason of a turn that was sampled, of
+    another that of the reply. `policy_version` sampled it; None: it was given.
+    """
+
+    speaker: Speaker
+    first_token: int
+    num_tokens: int
+    messages: Messages
+    status: str
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True)
 class Completion:
     """One sampled completion, or the reason why there is none.
 
@@ -48,6 +68,10 @@ class Completion:
     `sampler_logprobs` are natural logs under the tempered, full distribution, one per id; None
     where the engine gave none or they would mislead (greedy): `logprobs_reason` says why.
     `error` is set, and the ids are empty, exactly when `finish_reason` is "error".
+
+    An episode of several turns (`episodes.py`) has `turns`: its ids are all that the policy was
+    given and sampled after its prompt, the log-probs of given ones are 0. `ending` says why it
+    ended; one that broke keeps its ids.
     """
 
     completion_ids: tuple[int, ...]
@@ -56,6 +80,15 @@ class Completion:
     text: str
     logprobs_reason: str | None = None
     error: str | None = None
+    turns: tuple[Turn, ...] = ()
+    ending: Ending | None = None
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """How many of the ids were sampled."""
+        if not self.turns:
+            return len(self.completion_ids)
+        return sum(turn.num_tokens for turn in self.turns if turn.speaker == "assistant")
 
 
 OnFinished = Callable[[int, Completion], None]  # told a request's place, and its completion

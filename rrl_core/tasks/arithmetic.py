@@ -56,58 +56,73 @@ def build_arithmetic(settings: ArithmeticSettings) -> PromptTask:
     Raises:
         TaskError: settings contradict each other, or allow too few distinct problems.
     """
-    _check(settings)
     scorers = make_scorers(settings.reward, settings.reward_time_limit_s)
-    num_asked = settings.num_eval + settings.num_train
-    problems = list(islice(_distinct_problems(settings), num_asked))
-    if len(problems) < num_asked:
-        raise TaskError(
-            f"arithmetic: expected {num_asked} distinct problems (num_eval {settings.num_eval} + "
-            f"num_train {settings.num_train}); these settings gave {len(problems)}; ask for fewer, "
-            f"or widen terms, digits, operators or max_number"
-        )
+    problems = expressions(settings, "arithmetic")
 
-    def prompt(split: Split, problem: Mapping[str, Any]) -> Prompt:
-        facts = problem["metadata"]
+    def prompt(split: Split, expression: str, answer: str, difficulty: str) -> Prompt:
         return make_prompt(
             "arithmetic",
             split,
-            ask(f"What is {facts['expression']}?"),
-            problem["answer"],
+            ask(f"What is {expression}?"),
+            answer,
             instruction=settings.instruction,
-            difficulty=f"{facts['num_terms']} terms, {facts['num_digits']}-digit",
+            difficulty=difficulty,
         )
 
     return PromptTask(
         "arithmetic",
         scorers,
-        train_prompts=[prompt("train", problem) for problem in problems[settings.num_eval :]],
-        eval_prompts=[prompt("eval", problem) for problem in problems[: settings.num_eval]],
+        train_prompts=[prompt("train", *problem) for problem in problems[settings.num_eval :]],
+        eval_prompts=[prompt("eval", *problem) for problem in problems[: settings.num_eval]],
     )
 
 
-def _check(settings: ArithmeticSettings) -> None:
+def expressions(settings: ArithmeticSettings, task: str) -> list[tuple[str, str, str]]:
+    """Return expression, answer and difficulty of each problem: those of the eval split first.
+
+    Raises:
+        TaskError: settings contradict each other, or allow too few distinct problems; `task` is
+            whose settings they are.
+    """
+    _check(settings, task)
+    num_asked = settings.num_eval + settings.num_train
+    problems = list(islice(_distinct_problems(settings), num_asked))
+    if len(problems) < num_asked:
+        raise TaskError(
+            f"{task}: expected {num_asked} distinct problems (num_eval {settings.num_eval} + "
+            f"num_train {settings.num_train}); these settings gave {len(problems)}; ask for fewer, "
+            f"or widen terms, digits, operators or max_number"
+        )
+    return [
+        (facts["expression"], problem["answer"],
+         f"{facts['num_terms']} terms, {facts['num_digits']}-digit")
+        for problem in problems
+        for facts in [problem["metadata"]]
+    ]  # fmt: skip
+
+
+def _check(settings: ArithmeticSettings, task: str) -> None:
     for low, high in (("min_terms", "max_terms"), ("min_digits", "max_digits")):
         if getattr(settings, low) > getattr(settings, high):
             raise TaskError(
-                f"arithmetic: expected {low} <= {high}; came {low} = {getattr(settings, low)} and "
+                f"{task}: expected {low} <= {high}; came {low} = {getattr(settings, low)} and "
                 f"{high} = {getattr(settings, high)}; set both"
             )
     is_plain = set(settings.operators) == {"+", "-"} and not settings.has_parentheses
     if settings.kind == "chain_sum" and not is_plain:
         raise TaskError(
-            f"arithmetic: `chain_sum` always has operators + and - and no parentheses; came "
+            f"{task}: `chain_sum` always has operators + and - and no parentheses; came "
             f"operators = {list(settings.operators)} and has_parentheses = "
             f"{settings.has_parentheses}; use kind = 'basic_arithmetic'"
         )
     if "/" in settings.operators and not settings.has_parentheses:
         raise TaskError(
-            "arithmetic: operator / came with has_parentheses = False, for which the generator "
+            f"{task}: operator / came with has_parentheses = False, for which the generator "
             "states wrong answers; set has_parentheses = True or leave / out"
         )
     if "/" in settings.operators and settings.max_terms * settings.max_digits > MAX_DIVIDED_DIGITS:
         raise TaskError(
-            f"arithmetic: with operator / expected max_terms * max_digits <= {MAX_DIVIDED_DIGITS}, "
+            f"{task}: with operator / expected max_terms * max_digits <= {MAX_DIVIDED_DIGITS}, "
             f"beyond which the generator's search for divisors may take for ever; came "
             f"{settings.max_terms} * {settings.max_digits}; lower one or leave / out"
         )

@@ -17,7 +17,9 @@ from pydantic import Field
 
 from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Split, TaskError
+from rrl_core.tasks.replies import load_environment
 from rrl_core.tasks.scorers import BUILT_IN, make_scorers
+from rrl_core.tasks.transcript import last_turn_scorers
 
 OWN_KEYS = {"prompt", "messages", "answer", "difficulty"}
 
@@ -34,6 +36,13 @@ class JsonlSettings(TaskSettings):
     )
     instruction: str = Field(
         "", description="Put after each problem, a space between; empty adds nothing."
+    )
+    environment: str | None = Field(
+        None, description="Your `module:function` that answers each turn; None: one turn."
+    )
+    max_turns: int = Field(4, ge=1, le=100, description="Most turns of the policy in an episode.")
+    turn_tokens: int | None = Field(
+        None, ge=1, description="Most tokens of a turn; None: those of the whole episode."
     )
 
 
@@ -59,6 +68,11 @@ def build_jsonl(settings: JsonlSettings) -> PromptTask:
     """
     scorers = make_scorers(settings.reward, settings.reward_time_limit_s)
     needs_answer = settings.reward in BUILT_IN
+    environment = None
+    if settings.environment is not None:
+        turns = (settings.max_turns, settings.turn_tokens)
+        environment = load_environment(settings.environment, *turns)
+        scorers = last_turn_scorers(scorers) if needs_answer else scorers
     problems = list(_read_problems(settings.path, needs_answer))
     if settings.eval_path is not None:
         train, held_out = problems, list(_read_problems(settings.eval_path, needs_answer))
@@ -81,6 +95,7 @@ def build_jsonl(settings: JsonlSettings) -> PromptTask:
         scorers,
         train_prompts=[prompt("train", problem) for problem in train],
         eval_prompts=[prompt("eval", problem) for problem in held_out],
+        environment=environment,
     )
 
 

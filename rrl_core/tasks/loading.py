@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ class Loaded:
     source: Path
 
 
-def load_function(what: str, spec: str, known: Iterable[str]) -> Loaded:
+def load_function(what: str, spec: str, known: Collection[str] = ()) -> Loaded:
     """Load the function `module:function`; the module may stand in the working folder.
 
     The working folder joins the end of `sys.path`, so that it can hide no installed package.
@@ -35,9 +35,8 @@ def load_function(what: str, spec: str, known: Iterable[str]) -> Loaded:
     """
     module_name, colon, function_name = spec.partition(":")
     if not (module_name and colon and function_name):
-        raise TaskError(
-            f"{what}: expected `module:function` or one of {', '.join(known)}; came `{spec}`"
-        )
+        others = f" or one of {', '.join(known)}" if known else ""
+        raise TaskError(f"{what}: expected `module:function`{others}; came `{spec}`")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

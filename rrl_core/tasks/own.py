@@ -5,7 +5,7 @@ where it has them: a reward that refuses the right answer, or one that pays for 
 in seconds instead of after a night.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from rrl_core.tasks.scorers import score_all
 NUM_CHECKED = 20  # prompts of a split whose solutions are judged
 
 
-def load_task(spec: str, params: Mapping[str, Any], known: Iterable[str]) -> Task:
+def load_task(spec: str, params: Mapping[str, Any], known: Collection[str]) -> Task:
     """Return the task that the function `spec` makes of `params`.
 
     Raises:
@@ -83,7 +83,7 @@ def check_solutions(task: Task) -> int:
     return len(prompts)
 
 
-def _problems(task: Any) -> Iterable[str]:
+def _problems(task: Any) -> Collection[str]:
     """Yield what a task lacks."""
     lacking = [name for name in ("name", "scorers", "prompts") if not hasattr(task, name)]
     if lacking:

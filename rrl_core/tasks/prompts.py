@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from rrl_core.tasks.own_rewards import REWARD_LIMIT_S
-from rrl_core.tasks.protocol import Prompt, Scorer, Split, TaskError, make_prompt_id
+from rrl_core.tasks.protocol import Environment, Prompt, Scorer, Split, TaskError, make_prompt_id
 
 INSTRUCTION = "Think briefly if you need to. End with a line: #### <number>"
 
@@ -43,7 +43,8 @@ class PromptTask:
     """A task whose prompts are all known beforehand.
 
     Repeated prompts of a split count once. No eval prompt asks what a train prompt asks. With
-    `solution`, which gives a prompt's reference solution, it is a `SolvedTask`.
+    `solution`, which gives a prompt's reference solution, it is a `SolvedTask`. `environment`
+    answers the policy's turns; None: a rollout is one completion.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class PromptTask:
         train_prompts: Iterable[Prompt],
         eval_prompts: Iterable[Prompt],
         solution: Callable[[Prompt], str] | None = None,
+        environment: Environment | None = None,
     ) -> None:
         self.name = name
         if solution is not None:
             self.solution = solution
         self.scorers = scorers
+        self.environment = environment
         self._prompts: Mapping[Split, Sequence[Prompt]] = {
             "train": _without_repeats(train_prompts),
             "eval": _without_repeats(eval_prompts),

@@ -1,4 +1,4 @@
-"""What a task is: prompts with stable ids, and scorers that judge completions.
+"""What a task is: prompts with stable ids, scorers that judge completions, and maybe turns.
 
 This package imports no torch: tasks are text in, numbers out.
 """
@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 Split = Literal["train", "eval"]
 ScoreStatus = Literal["ok", "timeout", "unscorable", "scorer_error"]
+ReplyStatus = Literal["ok", "tool_error", "timeout", "environment_error"]
 
 
 SUCCESS = 0.999  # a reward of so much counts as solved, as in `rrl_core.replay.outcomes`
@@ -101,8 +102,44 @@ class FactScorer(Scorer, Protocol):
         """Judge a completion that `outcome` is the score of, given its facts."""
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What an environment answers to a turn of the policy's.
+
+    `messages` are what the policy is given before its next turn; none: the episode is over.
+    `status` is "ok", or says what was wrong with what the policy asked for; "environment_error":
+    the environment itself failed, and the episode is no fault of the policy's.
+    """
+
+    messages: Messages = ()
+    status: ReplyStatus = "ok"
+
+
+class Environment(Protocol):
+    """What goes on between the turns of the policy. A new version is another environment.
+
+    `max_turns` counts the policy's turns in an episode; `turn_tokens` bounds each of them, None:
+    only the episode as a whole is bounded.
+    """
+
+    name: str
+    version: str
+    max_turns: int
+    turn_tokens: int | None
+
+    def reply(self, prompt: Prompt, conversation: Messages) -> Reply:
+        """Answer the last of the policy's turns: the same for the same arguments, and in time.
+
+        `conversation` is what was said after the prompt; its last message is the policy's. It is
+        asked from several threads at once.
+        """
+
+
 class Task(Protocol):
-    """Prompts of two splits and scorers of their completions; the first scorer is the reward."""
+    """Prompts of two splits and scorers of their completions; the first scorer is the reward.
+
+    It may have an `environment` too (see `environment_of`): then a rollout has several turns.
+    """
 
     name: str
     scorers: Sequence[Scorer]
@@ -117,6 +154,12 @@ class SolvedTask(Task, Protocol):
 
     def solution(self, prompt: Prompt) -> str:
         """Return a completion that its reward counts as solved."""
+
+
+def environment_of(task: Task) -> Environment | None:
+    """Return what answers the policy's turns; None where a rollout is one completion."""
+    environment: Environment | None = getattr(task, "environment", None)
+    return environment
 
 
 def make_prompt_id(

@@ -27,6 +27,7 @@ from rrl_core.tasks.reasoning import (
     make_generator_scorer,
 )
 from rrl_core.tasks.scorers import BUILT_IN, make_reward
+from rrl_core.tasks.tools import ToolsSettings, build_tools
 from rrl_core.tasks.writing import WritingSettings, build_writing
 
 
@@ -61,6 +62,7 @@ TASKS: Mapping[str, TaskKind] = {
     "jsonl": TaskKind(JsonlSettings, build_jsonl),
     "math": TaskKind(MathSettings, build_math),
     "reasoning_gym": TaskKind(ReasoningSettings, build_reasoning),
+    "tools": TaskKind(ToolsSettings, build_tools),
     "writing": TaskKind(WritingSettings, build_writing),
 }
 SCORERS: Mapping[str, ScorerKind] = {

@@ -164,11 +164,7 @@ def serve_reward(spec: str, version: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def load_reward(spec: str) -> FunctionScorer:
-    """Load the reward function `module:function`; the module may stand in the working folder.
-
-    Raises:
-        TaskError: the spec, the module or the function is not as expected.
-    """
+    """Load the reward function `module:function`, see `load_function`."""
     loaded = load_function("reward", spec, BUILT_IN)
     version = hashlib.sha256(loaded.source.read_bytes()).hexdigest()[:12]
     return FunctionScorer(spec, version, loaded.function)

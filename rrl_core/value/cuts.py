@@ -14,6 +14,10 @@ Our choice:
    = : ; , ("word"); a single word after the character that ends nearest to its half ("half").
 4. Of more boundaries than asked for, those in the middle of equal shares of the list are kept;
    ends of turns come first.
+   In an episode of several turns a turn ends where the policy's next one begins, behind what a tool
+   or an environment said: its reply is part of the state. Nothing is cut within what it said, and
+   nothing at the token that ends the policy's own turn: that is the same state, and less is known.
+   The 0.8 are then of the tokens that were sampled.
 5. Drop: for a success that the policy has forgotten, up to and with the token whose log-prob fell
    most since it was sampled, by 0.1 nats or more (its probability by a tenth). It is given, because
    it is what the policy no longer does by itself.
@@ -22,13 +26,16 @@ Our choice:
 import hashlib
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+
+from rrl_core.spans import sampled_mask
 
 CutKind = Literal["prompt", "line", "sentence", "code", "turn", "word", "half", "drop"]
 MAX_FRAC = 0.8
@@ -70,6 +77,7 @@ def cut_points(
     max_cuts: int,
     max_frac: float = MAX_FRAC,
     turn_token_ids: Collection[int] = (),
+    bounds: Sequence[int] | None = None,
 ) -> list[Cut]:
     """Return where to cut a response: deterministic, in increasing order, each place once.
 
@@ -80,6 +88,8 @@ def cut_points(
         max_cuts: most cuts to return, at least 1.
         max_frac: (0, 1], largest part of the response to give.
         turn_token_ids: ids that end a turn, such as `Policy.eos_token_ids`.
+        bounds: of the stretches that were sampled, in an episode of several turns
+            (`rrl_core.spans`); then they say where turns end.
 
     Returns:
         Cuts with 1 <= prefix_tokens <= max_frac * len(completion_ids), none within a character.
@@ -90,22 +100,31 @@ def cut_points(
     """
     if max_cuts < 1:
         raise ValueError(f"expected `max_cuts` of at least 1, got {max_cuts}")
-    limit = _limit(len(completion_ids), max_frac)
+    limit = _limit(len(completion_ids), max_frac, bounds)
     text_of = cache(lambda num_tokens: decode(completion_ids[:num_tokens]))
     text = text_of(len(completion_ids))
     if limit < 1 or not text.strip():
         return []
-    turns = [t for t, token in enumerate(completion_ids[:limit], 1) if token in turn_token_ids]
+    if bounds is None:
+        turns = [t for t, token in enumerate(completion_ids[:limit], 1) if token in turn_token_ids]
+    else:
+        turns = [start for start in bounds[::2] if 1 <= start <= limit]
+    is_sampled = partial(_is_within, bounds, text_of)
     cuts = [Cut(t, "turn") for t in _spread(turns, max_cuts)]
-    cuts += _locate(_boundaries(text), text_of, text, limit, max_cuts - len(cuts))
-    cuts = cuts or _locate(_words(text), text_of, text, limit, max_cuts)
+    boundaries = filter(is_sampled, _boundaries(text))
+    cuts += _locate(boundaries, text_of, text, limit, max_cuts - len(cuts))
+    cuts = cuts or _locate(filter(is_sampled, _words(text)), text_of, text, limit, max_cuts)
     cuts = cuts or _half(text_of, text, len(completion_ids), limit)
+    cuts = [cut for cut in cuts if cut.cut == "turn" or _is_inside(bounds, cut.prefix_tokens)]
     first_at = {cut.prefix_tokens: cut for cut in reversed(cuts)}
     return [first_at[t] for t in sorted(first_at)]
 
 
 def drop_cut(
-    sampler_logprobs: Sequence[float], policy_logprobs: Sequence[float], max_frac: float = MAX_FRAC
+    sampler_logprobs: Sequence[float],
+    policy_logprobs: Sequence[float],
+    max_frac: float = MAX_FRAC,
+    bounds: Sequence[int] | None = None,
 ) -> Cut | None:
     """Return the cut after the token with the largest log mu - log pi, the first of equals.
 
@@ -113,6 +132,7 @@ def drop_cut(
         sampler_logprobs: [T] log mu of the response's tokens when it was sampled, nats.
         policy_logprobs: [T] log pi of the same tokens under the policy now; -inf is allowed.
         max_frac: (0, 1], only the first part of the response is searched.
+        bounds: of the stretches that were sampled; the other tokens fell from nothing.
 
     Returns:
         A cut of kind "drop" that gives the token; None where no token of that part fell by
@@ -127,9 +147,12 @@ def drop_cut(
             f"sampler and {len(policy_logprobs)} of the policy"
         )
     pairs = zip(sampler_logprobs, policy_logprobs, strict=True)
-    drops = [mu - pi for mu, pi in pairs][: _limit(len(sampler_logprobs), max_frac)]
+    drops = [mu - pi for mu, pi in pairs][: _limit(len(sampler_logprobs), max_frac, bounds)]
     if any(math.isnan(drop) for drop in drops):
         raise ValueError("expected log-probs that are numbers, got NaN; leave the response out")
+    mask = sampled_mask(bounds, len(drops))
+    if mask is not None:
+        drops = [drop if is_kept else 0.0 for drop, is_kept in zip(drops, mask, strict=True)]
     largest = max(drops, default=0.0)
     return Cut(drops.index(largest) + 1, "drop") if largest >= MIN_DROP else None
 
@@ -139,11 +162,36 @@ def prefix_sha256(ids: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(ids, dtype="<i4").tobytes()).hexdigest()
 
 
-def _limit(num_tokens: int, max_frac: float) -> int:
-    """Return how many tokens may be given."""
+def _is_inside(bounds: Sequence[int] | None, num_tokens: int) -> bool:
+    """Return whether the first tokens end within a stretch that was sampled."""
+    if bounds is None:
+        return True
+    pairs = zip(bounds[::2], bounds[1::2], strict=True)
+    return any(start < num_tokens < end for start, end in pairs)
+
+
+def _is_within(
+    bounds: Sequence[int] | None, text_of: Callable[[int], str], boundary: "_Boundary"
+) -> bool:
+    """Return whether a boundary lies in the text of a stretch that was sampled."""
+    if bounds is None:
+        return True
+    pairs = zip(bounds[::2], bounds[1::2], strict=True)
+    return any(
+        len(text_of(start)) < boundary.first and boundary.last <= len(text_of(end))
+        for start, end in pairs
+    )
+
+
+def _limit(num_tokens: int, max_frac: float, bounds: Sequence[int] | None) -> int:
+    """Return how many tokens may be given; in an episode the given ones count for nothing."""
     if not 0 < max_frac <= 1:
         raise ValueError(f"expected `max_frac` in (0, 1], got {max_frac}")
-    return int(max_frac * num_tokens)
+    mask = sampled_mask(bounds, num_tokens)
+    if mask is None:
+        return int(max_frac * num_tokens)
+    num_sampled = list(accumulate(mask))
+    return bisect_right(num_sampled, int(max_frac * num_sampled[-1])) if mask else 0
 
 
 def _spread(items: Sequence[_T], num: int) -> list[_T]:

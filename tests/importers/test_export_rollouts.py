@@ -110,6 +110,7 @@ def test_jsonl_and_parquet_say_the_same(native: storage.Store, tmp_path: Path):
     assert [line["reward"] for line in lines] == [0.0, 0.5, 0.0, 0.5]  # by the pinned version
     assert (lines[0]["prompt_ids"], lines[0]["completion_ids"]) == ([1, 2, 3], [4, 5])
     assert lines[0]["sampler_logprobs"] == [-0.5, -0.25]
+    assert lines[0]["sampled_bounds"] is None
 
 
 def test_an_export_is_a_file_of_problems(store: storage.Store, tmp_path: Path):

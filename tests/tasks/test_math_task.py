@@ -168,7 +168,7 @@ def test_every_reference_solution_of_our_own_is_right():
 
 def _scores(completions):
     scorer = MathVerify(LIMIT_S, num_children=1)
-    return [(s.value, s.status) for s in scorer.judge_many([prompt_with("7")] * 3, completions)]
+    return [(s.value, s.status) for s in score_all(scorer, [prompt_with("7")] * 3, completions)]
 
 
 @pytest.mark.slow

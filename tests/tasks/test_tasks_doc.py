@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from rrl_core.tasks.own import check_solutions
+from rrl_core.tasks.protocol import environment_of
 from rrl_core.tasks.registry import TASKS, build_task
+from rrl_core.tasks.replies import reply_all
 
 DOC = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
 
@@ -44,6 +46,28 @@ def test_the_reasoning_example_works():
     params = tomllib.loads(block("toml", "reasoning_gym"))["task"]
     task = build_task(params.pop("name"), {**params, "num_train": 5, "num_eval": 2})
     assert len(task.prompts("train")) == 5
+
+
+def test_the_environment_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "numbers.jsonl").write_text('{"prompt": "Guess.", "answer": 7}\n')
+    (tmp_path / "my_game.py").write_text(block("python", 1))
+
+    params = tomllib.loads(block("toml", 2))["task"]
+    task = build_task(params.pop("name"), {**params, "eval_fraction": 0})
+    environment = environment_of(task)
+    assert (environment.max_turns, environment.turn_tokens) == (6, 8)
+    [prompt] = task.prompts("train")
+    said = []
+    for guess in ("what?", "4", "9", " 7\n"):
+        turn = {"role": "assistant", "content": guess}
+        [reply] = reply_all(environment, [prompt], [(turn,)])
+        assert reply.status == "ok"
+        said += [message["content"] for message in reply.messages]
+    assert said == ["Say a number.", "Higher.", "Lower."]
+    assert task.scorers[0](prompt, "4\nuser\nHigher.\nassistant\n7").value == 1
+    del sys.modules["my_game"]
 
 
 def test_every_task_and_main_parameter_exists():

@@ -269,3 +269,45 @@ def test_a_prefix_is_hashed_as_little_endian_int32():
     assert prefix_sha256([1, 258]) == hashlib.sha256(data).hexdigest()
     assert prefix_sha256(()) == hashlib.sha256(b"").hexdigest()
     assert prefix_sha256([12, 3]) != prefix_sha256([1, 23])
+
+
+def episode(*pieces):
+    """Return ids and bounds of an episode: sampled and given texts take turns."""
+    ids, bounds = [], []
+    for number, text in enumerate(pieces):
+        bounds += [len(ids), len(ids) + len(text)] if number % 2 == 0 else []
+        ids += tiny_ids(text)
+    return ids, bounds
+
+
+def test_an_episode_is_cut_where_a_turn_begins_and_within_turns_alone():
+    ids, bounds = episode(
+        "I ask.\nWhat is it?\n", "tool\nIt is.\n42\nassistant\n", "So.\nIt is 42."
+    )
+    cuts = cut_points(ids, tiny_decode, 8, bounds=bounds)
+    # The line after `I ask.` (7 tokens), the begin of the second turn (19 + 25), and a line of it.
+    # The end of the first turn is no cut, and nothing that the tool said.
+    assert cuts == [Cut(7, "line"), Cut(44, "turn"), Cut(48, "line")]
+    assert cut_points(ids, tiny_decode, 1, bounds=bounds) == [Cut(44, "turn")]
+
+
+def test_the_part_of_an_episode_that_may_be_given_is_of_what_was_sampled():
+    # 8 of 10 sampled tokens may be given, with all that stands between: not 0.8 of 50.
+    ids, bounds = episode("abcdefgh", "x" * 40, "ij")
+    assert cut_points(ids, tiny_decode, 8, bounds=bounds) == [Cut(48, "turn")]
+    ids, bounds = episode("abcdefghi", "x" * 40, "j")
+    assert cut_points(ids, tiny_decode, 8, bounds=bounds) == []
+
+
+def test_an_end_token_of_an_episode_is_no_cut():
+    eos = 258
+    ids = [*tiny_ids("What is it"), eos, *tiny_ids("tool"), *tiny_ids("It is what it is"), eos]
+    cuts = cut_points(ids, tiny_decode, 8, turn_token_ids={eos}, bounds=[0, 11, 15, len(ids)])
+    assert cuts == [Cut(15, "turn")]
+
+
+def test_what_was_given_did_not_fall():
+    mu, pi = [-1.0, 0.0, 0.0, -1.0, -1.0], [-1.2, -9.0, -9.0, -1.5, -1.0]
+    assert drop_cut(mu, pi, bounds=[0, 1, 3, 5], max_frac=1.0) == Cut(4, "drop")
+    assert drop_cut(mu, pi, bounds=[0, 1, 3, 5]) == Cut(4, "drop")  # 2.4 of 3 sampled ones
+    assert drop_cut(mu, pi, bounds=[0, 1, 3, 5], max_frac=0.5) == Cut(1, "drop")
