@@ -94,7 +94,7 @@ def scripted_config(problems: Path, *overrides: str) -> RunConfig:
         "model": {"name": "tiny"},
         "task": {
             "name": "jsonl", "path": str(problems), "eval_fraction": 0.5,
-            "reward": "tests.flows.scripted_reviews:class_letter", "reward_time_limit_s": "off",
+            "reward": "tests.flows.scripted_reviews:class_letter", "reward_time_limit_s": None,
         },
         "sampler": {
             "engine": "fake", "prompts": 8, "group_size": 4, "max_tokens": 8,
