@@ -492,8 +492,8 @@ EXIT_CODES = {
     "DamagedError": EXIT_DAMAGED,
     "SupersededError": EXIT_SUPERSEDED,
     **dict.fromkeys((
-            "BundleError", "CriticError", "DiskFullError", "FetchError", "JudgeError",
-            "LearnerError", "OptimizerStateError", "SamplerError", "ServerError",
+            "BundleError", "CalculatorError", "CriticError", "DiskFullError", "FetchError",
+            "JudgeError", "LearnerError", "OptimizerStateError", "SamplerError", "ServerError",
             "UnsupportedModelError",
         ), EXIT_FAILED),
     **dict.fromkeys(

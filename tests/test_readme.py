@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import storage
 from flows.cli import app
 from flows.config import load_config
-from flows.study import load_study, planned_runs
+from flows.study import load_study
 from tests.flows.conftest import RUN_ID, replay_config, run_here
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ def test_training_commands_name_configs_and_keys_that_exist(command: str):
 
 @pytest.mark.parametrize("command", STUDIES)
 def test_studies_are_there_and_their_arms_are_configurations(command: str):
-    assert planned_runs(load_study(Path(command.split()[2])))
+    assert load_study(Path(command.split()[2])).runs()
 
 
 def test_the_python_line_answers(folder: Path, monkeypatch: pytest.MonkeyPatch):

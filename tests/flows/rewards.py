@@ -3,7 +3,10 @@
 import os
 import time
 
+from rrl_core.tasks import dense
 from rrl_core.tasks.protocol import Prompt, Score
+
+contains_digit = dense.contains_digit  # a reward of ours runs in no child process, a test's does
 
 
 def early_seven(prompt: Prompt, completion: str) -> float:

@@ -36,9 +36,11 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Asked]]:
         seen["begun"].append(asked)
         begin(self, asked)
 
-    def noted_judge(self: ScoringPool, scorer: Any, asked: list[Asked]) -> list[Judgement]:
+    def noted_judge(
+        self: ScoringPool, scorer: Any, asked: list[Asked], *facts: Any
+    ) -> list[Judgement]:
         seen["asked"] += asked
-        return judge(self, scorer, asked)
+        return judge(self, scorer, asked, *facts)
 
     def noted_judge_one(*arguments: Any) -> Judgement:
         seen["judged"].append(arguments)
@@ -58,12 +60,13 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Asked]]:
 def test_the_same_events_beside_generation_as_after_it(
     config_of: Callable[..., RunConfig], pool: dict[str, list[Asked]], tmp_path: Path
 ):
-    beside = run_here(tmp_path / "beside", config_of())
+    reward = "task.reward=tests.flows.rewards:contains_digit"
+    beside = run_here(tmp_path / "beside", config_of(reward))
     # Everything that was asked for had been begun, nothing else was, and nothing was judged twice.
     assert pool["begun"]
     assert sorted(asked.key for asked in pool["begun"]) == sorted(a.key for a in pool["asked"])
     assert len(pool["judged"]) == len(pool["asked"])
-    after = run_here(tmp_path / "after", config_of("task.reward_time_limit_s=off"))
+    after = run_here(tmp_path / "after", config_of(reward, "task.reward_time_limit_s=off"))
     expected = fingerprint(after, tables=COMPARED)
     assert len(expected["scores"]) >= len(pool["begun"])
     assert fingerprint(beside, tables=COMPARED) == expected

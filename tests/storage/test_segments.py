@@ -37,7 +37,7 @@ def test_lists_are_split_by_byte_and_ids_have_bloom_filters(segment: Path):
     split = {
         path.split(",")[0] for path, encodings, _, _ in rows if "BYTE_STREAM_SPLIT" in encodings
     }
-    assert split == {"prompt_ids", "completion_ids", "sampler_logprobs"}
+    assert split == {"prompt_ids", "completion_ids", "sampler_logprobs", "sampled_bounds"}
     assert {path for path, _, _, bloom in rows if bloom} == {"event_id", "rollout_id"}
 
 

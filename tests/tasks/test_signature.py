@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rrl_core.tasks.signature import MAX_LENGTH, solution_signature
 
 HOSTILE_BYTES = 200_000
-HOSTILE_S = 0.1
+HOSTILE_S = 0.5
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_the_environment_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "numbers.jsonl").write_text('{"prompt": "Guess.", "answer": 7}\n')
-    (tmp_path / "my_game.py").write_text(block("python", 1))
+    (tmp_path / "my_game.py").write_text(block("python", "higher_or_lower"))
 
-    params = tomllib.loads(block("toml", 2))["task"]
+    params = tomllib.loads(block("toml", "my_game"))["task"]
     task = build_task(params.pop("name"), {**params, "eval_fraction": 0})
     environment = environment_of(task)
     assert (environment.max_turns, environment.turn_tokens) == (6, 8)
