@@ -5,7 +5,7 @@ where it has them: a reward that refuses the right answer, or one that pays for 
 in seconds instead of after a night.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -83,7 +83,7 @@ def check_solutions(task: Task) -> int:
     return len(prompts)
 
 
-def _problems(task: Any) -> Collection[str]:
+def _problems(task: Any) -> Iterator[str]:
     """Yield what a task lacks."""
     lacking = [name for name in ("name", "scorers", "prompts") if not hasattr(task, name)]
     if lacking:
