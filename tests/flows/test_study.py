@@ -70,6 +70,9 @@ def test_pairs_are_compared_by_seed():
     assert mean == pytest.approx(0.1)
     assert interval == pytest.approx((0.1, 0.1))  # every pair differs by the same
     assert bootstrap_interval([0.1, 0.2]) is None
+    low, high = bootstrap_interval([0.1, 0.2, 0.6]) or (0.0, 0.0)
+    assert low < 0.3 < high
+    assert bootstrap_interval([0.5] * 4) == (0.5, 0.5)
 
 
 def test_tasks_are_seen_by_every_arm_of_every_seed():

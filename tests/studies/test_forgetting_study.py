@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies.forgetting.arms import ARMS, TUNING, named
-from benchmarks.studies.forgetting.report import bootstrap
 from benchmarks.studies.forgetting.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,12 +53,6 @@ def test_arms_have_names_of_their_own():
         named(["gold"])
 
 
-def test_the_interval_holds_the_mean_and_narrows_with_agreement():
-    low, high = bootstrap(reward("grpo"))
-    assert low < reward("grpo").mean() < high
-    assert bootstrap(reward("grpo") * 0 + 0.5) == (0.5, 0.5)
-
-
 def run(*options):
     command = [sys.executable, "-m", "benchmarks.studies.forgetting", *options]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -71,7 +64,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path):
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)["grpo"]
     assert row["num_sequences"] == 400 * 16 * 8
-    assert f"| grpo | {row['reward']:.3f} | [" in out.read_text()
+    assert f"| grpo | {row['reward']:.3f} | - |" in out.read_text()  # one seed: no interval
     refused = run("--arms", "gold")
     assert refused.returncode == 2
     assert "expected arms of" in refused.stderr

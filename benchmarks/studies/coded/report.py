@@ -9,8 +9,8 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.studies.coded.arms import ARMS, TUNING_SEEDS
+from rrl_core.intervals import bootstrap_interval
 
-RESAMPLES = 10_000
 BASELINE = ARMS[0].name
 MARK = "<!-- from here on written by benchmarks/studies/coded -->"
 COLUMNS = (
@@ -44,14 +44,6 @@ AS_IT_IS = next(arm for arm in ARMS if arm.name == "srrl")
 
 Rows = Sequence[Mapping[str, Any]]
 """Results as `results.read_results` gives them."""
-
-
-def bootstrap(values_S: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean over seeds; the same for the same values."""
-    held_S = np.array(values_S)
-    draws = np.random.default_rng(0).integers(len(held_S), size=(RESAMPLES, len(held_S)))
-    low, high = np.percentile(held_S[draws].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def difference(rows: Rows, baseline: Rows, name: str) -> list[float]:
@@ -198,15 +190,19 @@ def _curve(rows: Rows) -> tuple[Any, Any, Any, Any]:
             for row in rows
         ]
     )
-    low, high = zip(*(bootstrap(values_S) for values_S in values_SX.T), strict=True)
-    return at, values_SX.mean(axis=0), low, high
+    means = values_SX.mean(axis=0)
+    intervals = [bootstrap_interval(values_S) for values_S in values_SX.T]
+    low, high = zip(
+        *(found or (mean, mean) for found, mean in zip(intervals, means, strict=True)), strict=True
+    )
+    return at, means, low, high
 
 
 def _interval(values: Sequence[float]) -> str:
-    if len(values) < 2:  # one seed has no interval
+    found = bootstrap_interval(values)
+    if found is None:
         return _mean(values)
-    low, high = bootstrap(values)
-    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]"
+    return f"{np.mean(values):.3f} [{found[0]:.3f}, {found[1]:.3f}]"
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.studies.forgetting.training import Result
-from benchmarks.studies.forgetting.world import Floats
+from rrl_core.intervals import bootstrap_interval
 
-RESAMPLES = 10_000
 COLUMNS = {
     "reward": "J",
     "interval": "95 %",
@@ -22,20 +21,13 @@ COLUMNS = {
 }
 
 
-def bootstrap(values_S: Floats) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean; the same for the same values."""
-    draws = np.random.default_rng(0).integers(len(values_S), size=(RESAMPLES, len(values_S)))
-    low, high = np.percentile(values_S[draws].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def summary(result: Result) -> dict[str, Any]:
     """Return the means over the seeds that are no NaN, None where there are none."""
     row: dict[str, Any] = {}
     for name, values_S in asdict(result).items():
         known = values_S[~np.isnan(values_S)]
         row[name] = float(known.mean()) if len(known) else None
-    row["interval"] = bootstrap(result.reward)
+    row["interval"] = bootstrap_interval(result.reward.tolist())
     return row
 
 
