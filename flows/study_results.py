@@ -143,8 +143,8 @@ def write_results(study: Study, found: Found, folder: Path, command: str) -> tup
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = (folder / f"{study.study.name}{suffix}" for suffix in (".md", ".png"))
     told = f"# {study.study.name}\n\n"
-    if page.exists() and MARK in (before := page.read_text(encoding="utf-8")):
-        told = before.split(MARK)[0]
+    if page.exists():
+        told = page.read_text(encoding="utf-8").split(MARK)[0]
     text = _markdown(study, found, picture.name, command)
     page.write_text(f"{told}{MARK}\n\n{text}", encoding="utf-8")
     _plot(study, found, picture)
