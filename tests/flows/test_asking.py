@@ -79,7 +79,8 @@ def children_of(pid: int) -> list[int]:
 def test_a_query_that_hears_no_interrupt_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(asking, "GRACE_S", 1.0)
     question = Question(str(folder / "rrl-data"), ENDLESS["planning"], None, False, "csv", 0.5)
-    with pytest.raises(storage.QueryError, match=r"ended after 1\.5 s.*--time-limit"):
+    # A busy machine may come to the limit before the plan is begun, which is where nobody listens.
+    with pytest.raises(storage.QueryError, match=r"ended after 1\.5 s.*--time-limit|after 0\.5 s"):
         asking.ask(question)
 
 
