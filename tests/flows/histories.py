@@ -1,6 +1,5 @@
 """Histories to be judged again, and what judges them: quick to write, the same every time."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.storage.rows import OPENED, rollout, tokens
 Row = dict[str, Any]
 GROUP_SIZE = 4
 IN_PROCESS = ("task.reward_time_limit_s=off",)
-CHILD_S = 0.0002  # of a judgement, so that a kill meets a process at work
 
 
 def prompt_row(number: int) -> Row:
@@ -82,12 +80,6 @@ def rescore_inside(store: storage.Store, scorer: str, **facts: Any) -> RescoreSu
 
 def rescore_in_child(path: Path, scorer: str, shard_rollouts: int) -> None:
     rescore_here(storage.open(path), scorer, shard_rollouts=shard_rollouts)
-
-
-def unhurried(prompt: Prompt, text: str) -> float:
-    """The last digit of the completion, after a moment."""
-    time.sleep(CHILD_S)
-    return int(text[-1]) / 10
 
 
 def fragile(prompt: Prompt, text: str) -> Score:

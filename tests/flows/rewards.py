@@ -32,6 +32,13 @@ def never(prompt: Prompt, completion: str) -> Score:
     return Score(None, "unscorable")
 
 
+def unhurried(prompt: Prompt, completion: str) -> float:
+    """Return a tenth of the completion's last digit, after a moment."""
+    del prompt
+    time.sleep(0.0002)  # so that a kill meets a process at work
+    return int(completion[-1]) / 10
+
+
 def stubborn(prompt: Prompt, completion: str) -> float:
     """Never end for prompt 1, end the process for prompt 2."""
     del completion

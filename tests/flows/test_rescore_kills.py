@@ -24,7 +24,7 @@ from tests.storage.conftest import memory_path  # noqa: F401 - a fixture
 SEED = 7  # of the instants
 KILLS = 5
 SHARD = 128
-SCORER = f"{histories.__name__}:unhurried"
+SCORER = "tests.flows.rewards:unhurried"
 SOAK_ROLLOUTS = 100_000
 MAX_GROWTH_BYTES = 2**20
 _children = multiprocessing.get_context("forkserver")
