@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from flows.planned import tokens_of
 from flows.replaying import NO_MODEL, VIEW
-from flows.states import state_row
+from flows.states import cut_before, state_row
 from flows.translate import Row
 from flows.wiring import Session
 from rrl_core.policy.logprobs import policy_logprobs
@@ -64,7 +64,9 @@ def drop_rows(session: Session, iteration: int) -> list[Row]:
 
 def _forgotten(session: Session, iteration: int) -> list[str]:
     """Return the ids of the rollouts to cut, those of the least solved prompts first."""
-    known = pa.array(sorted(_cut_before(session, iteration)), pa.string())
+    known = pa.array(
+        sorted(cut_before(session.store, session.lineage, iteration, "cut", [DROP])), pa.string()
+    )
     newest: dict[str, dict[str, Any]] = {}
     for batch in session.store.batches(VIEW, {"run": session.run_id, "version": NO_MODEL}):
         is_wanted = pc.and_(
@@ -90,17 +92,3 @@ def _is_forgotten(session: Session, batch: pa.RecordBatch, iteration: int) -> pa
 
 def _age_order(row: dict[str, Any]) -> tuple[int, str]:
     return row["sampled_iteration"], row["entry_key"]
-
-
-def _cut_before(session: Session, iteration: int) -> set[str]:
-    """Return the rollouts that an earlier refit of the run's own history cut so."""
-    found: set[str] = set()
-    for batch in session.store.batches("states"):
-        dropped = batch.filter(pc.equal(batch["cut"], DROP))
-        found |= {
-            row["rollout_id"]
-            for row in dropped.select(["rollout_id", "run_id", "iteration"]).to_pylist()
-            if row["iteration"] < iteration
-            and session.lineage.run_of(row["iteration"]) == row["run_id"]
-        }
-    return found

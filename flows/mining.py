@@ -20,7 +20,7 @@ import storage
 from flows.config import RunConfig
 from flows.offline import VIEW
 from flows.planned import tokens_of
-from flows.states import CUT_ROLES, state_rows
+from flows.states import CUT_ROLES, cut_before, state_rows
 from flows.translate import Row
 from storage import Store
 
@@ -83,7 +83,7 @@ def _responses(session: "Session", iteration: int) -> list[str]:
         )
         for row in batch.filter(is_wanted).select(_COLUMNS).to_pylist():
             by_prompt.setdefault(row["prompt_id"], []).append(row["rollout_id"])
-    known = _cut_before(session, iteration)
+    known = cut_before(store, session.lineage, iteration, "source_run_id", imports)
     return [
         rollout_id
         for prompt_id in sorted(by_prompt)
@@ -103,18 +103,3 @@ def _tried(session: "Session", iteration: int) -> set[str]:
         )
         if row["role"] in CUT_ROLES
     }
-
-
-def _cut_before(session: "Session", iteration: int) -> set[str]:
-    """Return the imported rollouts that an earlier refit of the run's own history cut."""
-    imports = pa.array(session.config.replay.imports, pa.string())
-    found: set[str] = set()
-    for batch in session.store.batches("states"):
-        imported = batch.filter(pc.is_in(batch["source_run_id"], imports))
-        found |= {
-            row["rollout_id"]
-            for row in imported.select(["rollout_id", "run_id", "iteration"]).to_pylist()
-            if row["iteration"] < iteration
-            and session.lineage.run_of(row["iteration"]) == row["run_id"]
-        }
-    return found

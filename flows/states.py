@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flows.lineage import Lineage
@@ -198,3 +200,18 @@ class StateFeatures:
             features_SD = features_of(self._policy, states, tokens, self._max_tokens)
             found |= {s["event_id"]: f for s, f in zip(states, features_SD, strict=True)}
         return found
+
+
+def cut_before(
+    store: Store, lineage: Lineage, iteration: int, column: str, values: Sequence[str]
+) -> set[str]:
+    """Return the rollouts that a history's earlier refits cut into states with such a `column`."""
+    wanted, found = pa.array(values, pa.string()), set[str]()
+    for batch in store.batches("states"):
+        cut = batch.filter(pc.is_in(batch[column], wanted))
+        found |= {
+            row["rollout_id"]
+            for row in cut.select(["rollout_id", "run_id", "iteration"]).to_pylist()
+            if row["iteration"] < iteration and lineage.run_of(row["iteration"]) == row["run_id"]
+        }
+    return found

@@ -193,7 +193,6 @@ def judge_all(
         prompts: the prompt of each completion, in order.
         completions: as many texts as there are prompts.
         facts: what a `FactScorer` has to know of each; None: nothing is known.
-        facts: of each completion's rollout, for a `FactScorer`; None: nothing is known.
 
     Raises:
         TaskError: there are not as many prompts as completions.
