@@ -6,7 +6,6 @@ from typing import Any
 import storage
 from flows.progress import Progress
 from flows.rescoring import RescoreRequest, RescoreSummary, rescore
-from rrl_core.tasks.protocol import Prompt, Score
 from tests.storage.rows import OPENED, rollout, tokens
 
 Row = dict[str, Any]
@@ -80,16 +79,6 @@ def rescore_inside(store: storage.Store, scorer: str, **facts: Any) -> RescoreSu
 
 def rescore_in_child(path: Path, scorer: str, shard_rollouts: int) -> None:
     rescore_here(storage.open(path), scorer, shard_rollouts=shard_rollouts)
-
-
-def fragile(prompt: Prompt, text: str) -> Score:
-    """Raises for prompt 1, is late for prompt 2, and finds no answer to prompt 3."""
-    number = int(prompt.prompt_id[1:])
-    if number == 1:
-        raise KeyError("seven")
-    if number == 2:
-        return Score(None, "timeout", feedback="out of time")
-    return Score(None, "unscorable") if number == 3 else Score(1.0)
 
 
 def check_judged_once(store: storage.Store, ids: list[str], scorer: str) -> None:

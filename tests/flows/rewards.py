@@ -32,6 +32,17 @@ def never(prompt: Prompt, completion: str) -> Score:
     return Score(None, "unscorable")
 
 
+def fragile(prompt: Prompt, completion: str) -> Score:
+    """Raise for prompt 1, be late for prompt 2, and find no answer to prompt 3."""
+    del completion
+    number = int(prompt.prompt_id[1:])
+    if number == 1:
+        raise KeyError("seven")
+    if number == 2:
+        return Score(None, "timeout", feedback="out of time")
+    return Score(None, "unscorable") if number == 3 else Score(1.0)
+
+
 def unhurried(prompt: Prompt, completion: str) -> float:
     """Return a tenth of the completion's last digit, after a moment."""
     del prompt

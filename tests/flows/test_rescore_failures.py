@@ -11,7 +11,6 @@ import rrl_core.tasks.judge
 import storage
 from flows.rescoring import RescoreError
 from rrl_core.tasks.protocol import TaskError
-from tests.flows import histories
 from tests.flows.histories import (
     check_judged_once,
     prompt_row,
@@ -45,7 +44,7 @@ def test_failed_judgements_are_scores_counted_once_a_shard_and_tried_again(
     store: storage.Store, rrl: Callable[..., tuple[Any, str, str]]
 ):
     write_history(store, 20)  # prompts 0 to 4
-    scorer = f"{histories.__name__}:fragile"
+    scorer = "tests.flows.rewards:fragile"
     code, shown, _ = rrl("--scorer", scorer, "--shard-rollouts", "10")
     assert code == 0
     assert "20 scores added: 8 ok, 4 scorer_error, 4 timeout, 4 unscorable" in shown
