@@ -267,6 +267,10 @@ class ReviewSection(Section):
     controls: bool = Field(
         True, description="Whether some prompts get answers without review to compare with."
     )
+    imports: tuple[str, ...] = Field(
+        (), description="Imports whose failed responses are reviewed as well, for memory."
+    )
+    imported: PositiveInt = Field(2, description="Most failed responses of imports an iteration.")
     attempt_coef: float = Field(1.0, gt=0, description="Weight of first attempts in the loss.")
     review_coef: float = Field(1.0, ge=0, description="Weight of reviews in the loss.")
     second_coef: float = Field(1.0, ge=0, description="Weight of second attempts in the loss.")

@@ -107,6 +107,11 @@ def _imports(config: "RunConfig") -> Iterator[str]:
 def _review(config: "RunConfig") -> Iterator[str]:
     review, algorithm = config.review, config.learner.algorithm
     if review.gate is None:
+        if review.imports:
+            yield (
+                f"`review.imports` = {list(review.imports)} are reviewed beside the run's own "
+                'failures, but `review.gate` = "off" reviews nothing: set review.gate = "sample"'
+            )
         return
     if config.run.mode == "offline":
         yield (

@@ -1,16 +1,22 @@
-"""What others rolled out, as states a run may go on from.
+"""What others rolled out, as states a run may go on from, and as failures it reviews.
 
 A run goes back to the imports that `replay.imports` names as to its own history: `replay_buffer`
 has their successes as trajectories, and a refit cuts their responses into states. A prefix is given
-to the present policy, so it does not matter how it was sampled, but whose token ids it has.
+to the present policy, so it does not matter how it was sampled, but whose token ids it has. Of the
+imports that `review.imports` names the policy reviews failed responses, for which their text is
+enough: what helps then is in its memory.
 
 Our choices:
 1. Cut are responses to prompts that the run tried since the last refit: of a prompt it never tried
    there is no success rate to compare with.
 2. Of a prompt the first `MAX_RESPONSES` are cut, in the order of their ids.
 3. They are no attempts: neither p_hat nor the value model learns from what others achieved.
+4. Reviewed are failures at prompts that the run tried in an earlier iteration and does not try in
+   this one, one of a prompt and none twice. What comes of them is not distilled: a target follows
+   an attempt of the policy itself.
 """
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,29 +24,53 @@ import pyarrow.compute as pc
 
 import storage
 from flows.config import RunConfig
+from flows.lineage import lineage_of
 from flows.offline import VIEW
 from flows.planned import tokens_of
 from flows.states import CUT_ROLES, cut_before, state_rows
 from flows.translate import Row
+from rrl_core.replay.outcomes import SUCCESS
+from rrl_core.seeds import derive_seed
 from storage import Store
 
 if TYPE_CHECKING:
+    from flows.reviewing import Source
     from flows.wiring import Session
 
 ROLE, KIND = "imported", "import"
 MAX_RESPONSES = 16
 _COLUMNS = ("rollout_id", "prompt_id")
+FAILURES = """
+select
+    response.prompt_id,
+    min(response.event_id) as rollout_id,
+    arg_min(score.feedback, response.event_id) as feedback
+from rollouts as response
+join latest_scores as score
+    on score.target_id = response.event_id
+    and score.scorer = $scorer
+    and score.scorer_version = $version
+where
+    response.role = 'imported'
+    and response.run_id in (select unnest($imports::text[]))
+    and response.prompt_id in (select unnest($prompts::text[]))
+    and response.event_id not in (select unnest($reviewed::text[]))
+    and score.value < $success
+group by response.prompt_id
+"""
 
 
 def check_imports(store: Store, config: RunConfig) -> None:
-    """Raise `QueryError` where `replay.imports` names a stream that is no import."""
+    """Raise `QueryError` where `replay.imports` or `review.imports` names no import."""
     known = sorted({row["run_id"] for row in store.read("runs") if row["kind"] == KIND})
-    for name in config.replay.imports:
-        if name not in known:
-            raise storage.QueryError(
-                f"`replay.imports`: expected imports of {store.path}, which has "
-                f"{', '.join(known) or 'none'}; came {name!r}. `rrl import` prints their names"
-            )
+    named = {"replay.imports": config.replay.imports, "review.imports": config.review.imports}
+    for key, names in named.items():
+        for name in names:
+            if name not in known:
+                raise storage.QueryError(
+                    f"`{key}`: expected imports of {store.path}, which has "
+                    f"{', '.join(known) or 'none'}; came {name!r}. `rrl import` prints their names"
+                )
 
 
 def imported_states(session: "Session", iteration: int) -> list[Row]:
@@ -56,6 +86,40 @@ def imported_states(session: "Session", iteration: int) -> list[Row]:
     cuts = session.config.value.cuts
     rows = state_rows(session.policy, iteration, rollouts, tokens, cuts, (ROLE,))
     return [row for row in rows if row["prefix_tokens"]]  # the prompt has a state of its own
+
+
+def imported_failures(
+    source: "Source", iteration: int, attempted: Collection[str]
+) -> list[tuple[Row, str]]:
+    """Return the failed imported responses that an iteration reviews, each with its feedback.
+
+    They follow from the log up to the pin of the iteration, and from the seed.
+
+    Args:
+        source: whose history.
+        iteration: which.
+        attempted: the prompts that the iteration tries itself.
+    """
+    store, review = source.store, source.config.review
+    if not review.imports:
+        return []
+    [pin] = store.read("views_pinned", run_id=source.run_id, iteration=iteration)
+    lineage, as_of = lineage_of(store, source.run_id), pin["as_of"]
+    tried = {row["prompt_id"] for row in lineage.view(store, "prompt_history", as_of)}
+    scorer, version = source.judge
+    arguments = {
+        "imports": list(review.imports),
+        "scorer": scorer,
+        "version": version,
+        "success": SUCCESS,
+        "prompts": sorted(tried.difference(attempted)),
+        "reviewed": sorted({row["attempt_id"] for row in lineage.read(store, "reviews", as_of)}),
+    }
+    found = store.sql(FAILURES, arguments, as_of).fetchall()
+    found.sort(key=lambda row: derive_seed(source.config.run.seed, "imported", iteration, row[0]))
+    feedback = {rollout_id: said for _, rollout_id, said in found[: review.imported]}
+    rollouts = store.read("rollouts", event_ids=feedback) if feedback else []
+    return [(rollout, feedback[rollout["event_id"]]) for rollout in rollouts]
 
 
 def _responses(session: "Session", iteration: int) -> list[str]:

@@ -8,7 +8,7 @@ Our choice: whether a prompt is solved already, so that nothing is distilled for
 last 16 attempts, those of the iteration itself included: they are the newest there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,7 +65,9 @@ def reviewed_groups(
         second = seconds.get(rollout["event_id"])
         if rollout["role"] == "review" and second is not None and second["event_id"] in scores:
             of_attempt.setdefault(rollout["parent_id"], []).append((rollout, second))
-    rates = _success_rates(store, run_id, iteration, list(rollouts.values()), scores)
+    attempts = _attempts(store, rollouts, of_attempt)
+    prompts = {attempt["prompt_id"] for attempt in attempts.values()}
+    rates = _success_rates(store, run_id, iteration, prompts, list(rollouts.values()), scores)
     groups = []
     for attempt_id, pairs in of_attempt.items():
         found = [scores[second["event_id"]] for _, second in pairs]
@@ -75,9 +77,19 @@ def reviewed_groups(
             for (review, second), score, advantage in zip(pairs, found, advantages, strict=True)
             if advantage is not None
         ]
-        attempt = rollouts[attempt_id]
+        attempt = attempts[attempt_id]
         groups.append(ReviewedGroup(attempt, rates[attempt["prompt_id"]], tried))
     return groups
+
+
+def _attempts(
+    store: Store, rollouts: Mapping[str, Row], attempt_ids: Iterable[str]
+) -> dict[str, Row]:
+    """Return what was reviewed, by id; `rollouts` are those of the iteration: others are older."""
+    found = {i: rollouts[i] for i in attempt_ids if i in rollouts}
+    missing = [i for i in attempt_ids if i not in rollouts]
+    older = store.read("rollouts", event_ids=missing) if missing else []
+    return found | {row["event_id"]: row for row in older}
 
 
 def problem_of(messages: Messages) -> str:
@@ -108,15 +120,17 @@ def read_again(store: Store, run_id: str, iteration: int, format_name: str) -> l
     texts = load_format(format_name)
     rollouts = {row["event_id"]: row for row in read("rollouts")}
     prompts = {row["prompt_id"]: stored_prompt(row) for row in store.read("prompts", run_id=run_id)}
+    reviews = read("reviews")
+    attempts = _attempts(store, rollouts, [row["attempt_id"] for row in reviews])
     return [
         {"rollout_id": row["rollout_id"]}
         | review_facts(
             texts,
             prompts[row["prompt_id"]],
-            rollouts[row["attempt_id"]],
+            attempts[row["attempt_id"]],
             rollouts[row["rollout_id"]],
         )
-        for row in read("reviews")
+        for row in reviews
         if row["format_sha256"] == texts.sha256
     ]
 
@@ -125,11 +139,12 @@ def _success_rates(
     store: Store,
     run_id: str,
     iteration: int,
+    prompts: Collection[str],
     rollouts: Sequence[Row],
     scores: dict[str, Row],
 ) -> dict[str, float]:
-    """Return the success rate of each reviewed prompt, over its last attempts up to now."""
-    tries: dict[str, list[tuple[int, int]]] = {}  # of each prompt: (ok, tried), newest first
+    """Return the success rate of each of `prompts`, over its last attempts up to now."""
+    tries: dict[str, list[tuple[int, int]]] = {p: [] for p in prompts}  # (ok, tried), newest first
     own: dict[str, list[bool]] = {}
     for rollout in rollouts:
         if rollout["role"] == "attempt" and rollout["event_id"] in scores:
@@ -169,7 +184,8 @@ def distillation_rows(config: RunConfig, groups: Sequence[ReviewedGroup]) -> lis
         }
         for group in groups
         for tried in group.tried
-        if is_distilled(tried.score["value"], SUCCESS, group.p_hat)
+        if group.attempt["role"] == "attempt"  # not an imported one: no prompt of the policy's own
+        and is_distilled(tried.score["value"], SUCCESS, group.p_hat)
     ]
 
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from flows.config import ReviewSection, RunConfig
 from flows.generation import Group
 from flows.lineage import lineage_of
+from flows.mining import imported_failures
 from flows.reviewed import problem_of, review_facts
 from flows.translate import Row, stored_messages
 from flows.wiring import Session
@@ -49,6 +50,7 @@ ANSWER_ROLES = ("second_attempt", "control")
 class Gated:
     """A prompt whose attempt failed: that attempt, its feedback, its control arm.
 
+    The attempt is one of the iteration, or an imported response.
     `shown` are the earlier reviews that its own are shown, each with the similarity of its problem.
     """
 
@@ -106,21 +108,16 @@ def gated(source: Source, iteration: int) -> list[Gated]:
         config.gate,
         SUCCESS,
     )
-    failed = [attempts[i] for i in chosen]
-    asked = [source.prompts[a["prompt_id"]] for a in failed]
+    failed = [(attempts[i], scores[attempts[i]["event_id"]]["feedback"]) for i in chosen]
+    failed += imported_failures(source, iteration, {a["prompt_id"] for a in attempts})
+    asked = [source.prompts[attempt["prompt_id"]] for attempt, _ in failed]
     [pin] = read("views_pinned")
     memory = read_memory(store, run_id, config, pin["as_of"])
     shown = _retrieved(config, memory, asked)
     arms = _arms(source, iteration, pin["as_of"], asked, shown)
     return [
-        Gated(
-            prompt,
-            attempt,
-            scores[attempt["event_id"]]["feedback"],
-            [(memory[f.entry], f.similarity) for f in found],
-            arm,
-        )
-        for prompt, attempt, found, arm in zip(asked, failed, shown, arms, strict=True)
+        Gated(prompt, attempt, feedback, [(memory[f.entry], f.similarity) for f in found], arm)
+        for prompt, (attempt, feedback), found, arm in zip(asked, failed, shown, arms, strict=True)
     ]
 
 

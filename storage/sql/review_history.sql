@@ -4,7 +4,7 @@
 -- Columns:
 --   Rewards are by the run's newest reward scorer; a success is 0.999 or more.
 --   num_attempted, num_failed_prompts, num_gated  prompts with an attempt, with a failed one, with a
---                            review (controls aside)
+--                            review (controls aside); a reviewed failure of an import is none
 --   trigger_rate             num_gated / num_attempted
 --   num_reviews              reviews that were read; num_ok, num_malformed, num_empty, num_truncated
 --                            and num_parrot of them have that status
@@ -31,8 +31,11 @@ asked as (
     select
         rollout.run_id,
         rollout.iteration,
-        count(distinct rollout.prompt_id) as num_gated
+        count(distinct rollout.prompt_id) filter (attempt.event_id is not null) as num_gated
     from rollouts($as_of) as rollout
+    left join rollouts($as_of) as attempt
+        on attempt.event_id = rollout.parent_id
+        and attempt.run_id = rollout.run_id
     where rollout.role = 'review'
     group by rollout.run_id, rollout.iteration
 ),
