@@ -1,10 +1,12 @@
 """The environment of a task with tools: it makes the calls of a turn and gives back their results.
 
-A turn without a call ends the episode. A call that is wrong, or a tool that fails, is answered with
+A turn without a call ends the episode, unless there is a reminder for a turn that has no answer
+either. A call that is wrong, or a tool that fails, is answered with
 an error that says what was expected: the policy goes on, and the status says so.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,23 +17,39 @@ from rrl_core.tasks.sandbox.running import Limits, Outcome, isolation, run_candi
 from rrl_core.tasks.tool_calls import MAX_CALLS, Result, Tool, find_calls, make_call
 
 MAX_PROGRAM_CHARS = 4_000
+ANSWER_MARK = "####"
 _WORST: tuple[ReplyStatus, ...] = ("timeout", "tool_error", "ok")
 
 
 class ToolEnvironment:
-    """Makes the calls of the policy's turns; the results come as messages of role `tool`."""
+    """Makes the calls of the policy's turns; the results come as messages of role `tool`.
 
-    def __init__(self, tools: Sequence[Tool], max_turns: int, turn_tokens: int | None) -> None:
+    `reminder` is said by the user after a turn with neither a call nor `ANSWER_MARK`.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        max_turns: int,
+        turn_tokens: int | None,
+        reminder: str | None = None,
+    ) -> None:
         self.name = "tools"
         self.version = "1-" + "-".join(f"{tool.name}{tool.version}" for tool in tools)
+        if reminder is not None:
+            self.version += f"-reminds{hashlib.sha256(reminder.encode()).hexdigest()[:8]}"
+        self._reminder = reminder
         self.max_turns = max_turns
         self.turn_tokens = turn_tokens
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
 
     def reply(self, prompt: Prompt, conversation: Messages) -> Reply:
-        """Make the calls of the last turn; no call, no reply: the episode is over."""
+        """Make the calls of the last turn; without a reply the episode is over."""
         del prompt
-        calls = find_calls(conversation[-1]["content"])
+        said = conversation[-1]["content"]
+        calls = find_calls(said)
+        if not calls and self._reminder is not None and ANSWER_MARK not in said:
+            return Reply(({"role": "user", "content": self._reminder},))
         results = [make_call(self._tools, call) for call in calls[:MAX_CALLS]]
         if len(calls) > MAX_CALLS:
             results.append(Result(f"error: expected at most {MAX_CALLS} calls", "tool_error"))

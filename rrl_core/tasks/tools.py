@@ -41,6 +41,12 @@ class ToolsSettings(ArithmeticSettings):
     turn_tokens: int | None = Field(
         None, ge=1, description="Most tokens of a turn; None: those of the whole episode."
     )
+    reminder: str | None = Field(
+        None,
+        min_length=1,
+        description="What the user says to a turn with neither a call nor `####`; None: nothing, "
+        "the episode ends.",
+    )
     time_limit_s: float = Field(2.0, gt=0, le=60, description="Most seconds of a program.")
     memory_mb: int = Field(256, ge=64, description="Most memory of a program.")
     allow_limits_only: bool = Field(
@@ -77,7 +83,9 @@ def build_tools(settings: ToolsSettings) -> PromptTask:
         scorers,
         train_prompts=[prompt("train", *problem) for problem in problems[settings.num_eval :]],
         eval_prompts=[prompt("eval", *problem) for problem in problems[: settings.num_eval]],
-        environment=ToolEnvironment(tools, settings.max_turns, settings.turn_tokens),
+        environment=ToolEnvironment(
+            tools, settings.max_turns, settings.turn_tokens, settings.reminder
+        ),
     )
 
 

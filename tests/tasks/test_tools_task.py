@@ -58,6 +58,20 @@ def test_a_turn_without_a_call_ends_the_episode():
     assert called("It is 42.\n#### 42") == Reply()
 
 
+def test_a_reminder_answers_a_turn_with_neither_call_nor_answer():
+    environment = ToolEnvironment([Calculator()], 3, None, "Call a tool, or end with ####.")
+    turns = ["Let me think.", "#### 42", f"<tool_call>{CALCULATE}</tool_call>"]
+    said = [({"role": "assistant", "content": turn},) for turn in turns]
+    reminded, ended, replied = reply_all(environment, [PROMPT] * 3, said)
+    assert reminded.messages == ({"role": "user", "content": "Call a tool, or end with ####."},)
+    assert reminded.status == "ok"
+    assert ended == Reply()
+    assert answers(replied) == ["42"]
+    other = ToolEnvironment([Calculator()], 3, None, "Go on.")
+    silent = ToolEnvironment([Calculator()], 3, None)
+    assert len({environment.version, other.version, silent.version}) == 3
+
+
 def test_several_calls_have_a_reply_each_up_to_a_limit():
     calls = f"<tool_call>{CALCULATE}</tool_call><tool_call>{CALCULATE}<tool_call>[{CALCULATE}]"
     assert answers(called(calls)) == ["42", "42", "42"]
