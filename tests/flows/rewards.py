@@ -15,6 +15,12 @@ def early_seven(prompt: Prompt, completion: str) -> float:
     return float("7" in completion[:3])
 
 
+def known_words(prompt: Prompt, completion: str) -> float:
+    """Return 1.0 for words that a policy does not find by chance."""
+    del prompt
+    return float("seven it is" in completion)
+
+
 def seldom_scored(prompt: Prompt, completion: str) -> Score:
     """Judge prompts whose id ends in a letter by an early seven; the others cannot be judged."""
     if prompt.prompt_id[-1].isdigit():

@@ -106,6 +106,37 @@ def test_a_run_that_goes_back_to_an_import_is_derived_again(hybrid: storage.Stor
     assert differences(hybrid, replay_config(*CONFIG, 'replay.units=["state"]')) == []
 
 
+@pytest.mark.slow
+def test_the_successes_of_an_import_join_fresh_groups_and_teach_by_their_logprobs(
+    tmp_path: Path, policy: Policy
+):
+    store = storage.open(tmp_path / "store", create=True)
+    import_episodes(store, tmp_path, episodes(policy, "seven it is "))
+    reward = "tests.flows.rewards:known_words"
+    rescore_import(store, reward)
+    config = replay_config(
+        *CONFIG, "run.iterations=11", 'replay.units=["trajectory"]', "value.every=off",
+        "sampler.engine=fake", f"task.reward={reward}",
+    )  # fmt: skip
+    store = run_here(tmp_path / "store", config)
+    replays = store.read("replays", run_id=RUN_ID)
+    joined = [row for row in replays if row["source_run_id"] == IMPORT]
+    assert {row["unit"] for row in joined} == {"trajectory"}
+    assert {row["reward"] for row in joined} == {1.0}
+    learned = {
+        (row["iteration"], row["rollout_id"]): row
+        for row in store.read("learned_samples", run_id=RUN_ID)
+    }
+    for row in joined:
+        group = [r for r in replays if r["group_id"] == row["group_id"]]
+        assert {r["reward"] for r in group} == {0.0, 1.0}  # alone among the policy's failures
+        assert row["advantage"] > 0
+        taught = learned[row["iteration"], row["rollout_id"]]
+        assert taught["num_loss_tokens"] > 0
+        assert taught["importance_mean"] != 1.0  # against -0.5 a token, not the policy's own
+    assert differences(store, config) == []
+
+
 def test_the_responses_of_an_import_are_judged_by_a_value_model(
     store: storage.Store, tmp_path: Path, policy: Policy
 ):
