@@ -90,6 +90,8 @@ def _sft_line(example: dict[str, Any]) -> str:
         "completion": example["completion"],
         "reward": example["reward"],
     }
+    if "turns_json" in example:
+        line["turns"] = [message for said in json.loads(example["turns_json"]) for message in said]
     return json.dumps(line, ensure_ascii=False)
 
 

@@ -23,7 +23,9 @@ def sft_examples(
     """Yield (fraction done, example) of each rollout that a query names, in the order of their ids.
 
     An example holds prompt_id, messages_json, completion, and reward: by the newest reward scorer
-    of the run that sampled it, NULL where it has not judged it.
+    of the run that sampled it, NULL where it has not judged it. That of an episode of several turns
+    has turns_json too: what was said after the prompt, a list of lists of messages; its completion
+    is the transcript.
 
     Args:
         store: the store.
@@ -53,14 +55,29 @@ def sft_examples(
         places = {row["event_id"]: event_id("prompts", row) for row in rows}
         prompts = store.read("prompts", event_ids=places.values(), as_of=number)
         messages = {prompt["event_id"]: prompt["messages_json"] for prompt in prompts}
+        turns = _turns(store, [row["event_id"] for row in rows if row["ending"]], number)
         for row in sorted(rows, key=lambda row: str(row["event_id"])):
             example = {
                 "prompt_id": row["prompt_id"],
                 "messages_json": messages[places[row["event_id"]]],
                 "completion": row["completion"],
                 "reward": rewards[row["event_id"]],
-            }
+            } | turns.get(row["event_id"], {})
             yield (first + len(chunk)) / len(ids), example
+
+
+def _turns(store: Store, episodes: list[str], as_of: int) -> dict[str, dict[str, str]]:
+    """Return the column turns_json of each episode."""
+    if not episodes:
+        return {}
+    query = """
+        select turn.rollout_id, '[' || string_agg(turn.messages_json, ',' order by turn.turn) || ']'
+        from turns as turn
+        where turn.rollout_id in (select unnest($episodes::text[]))
+        group by turn.rollout_id
+    """
+    found = store.sql(query, {"episodes": episodes}, as_of).fetchall()
+    return {rollout_id: {"turns_json": said} for rollout_id, said in found}
 
 
 def _rewards(store: Store, ids: set[str], as_of: int) -> dict[str, float | None]:

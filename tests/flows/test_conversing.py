@@ -1,5 +1,6 @@
 """Rollouts of several turns in training: masked, cut, continued, reviewed, resumed, audited."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import storage
 from flows import generation
 from flows.auditing import audit
+from flows.cli import app
 from flows.config import RunConfig, load_config
 from flows.planned import planned_steps
 from flows.progress import Progress
@@ -62,6 +64,22 @@ def walked_mask(ids: list[int], is_begun: bool = True) -> list[bool]:
         elif not is_own and said.endswith("\nassistant: "):
             is_own = True
     return mask
+
+
+def test_an_episode_is_exported_with_its_turns(played: storage.Store, tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    query = "select event_id as rollout_id from rollouts where role = 'attempt'"
+    arguments = ["export", "sft", "--query", query, "--output", str(path)]
+    app([*arguments, "--store", str(played.path)], standalone_mode=False)
+    said: dict[str, list[dict]] = {}
+    for row in sorted(played.read("turns", run_id=RUN_ID), key=lambda row: int(row["turn"])):
+        said.setdefault(row["rollout_id"], []).extend(json.loads(row["messages_json"]))
+    rollouts = [r for r in played.read("rollouts", run_id=RUN_ID) if r["role"] == "attempt"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["turns"] for line in lines] == [
+        said[i] for i in sorted(r["event_id"] for r in rollouts)
+    ]
+    assert {"assistant", "tool"} == {m["role"] for line in lines for m in line["turns"]}
 
 
 def test_the_mask_of_every_rollout_is_right_token_by_token(played: storage.Store):
