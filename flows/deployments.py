@@ -79,6 +79,7 @@ def rescore_history(
     run_id: str | None = None,
     as_of: Annotated[int, Field(ge=0)] | None = None,
     shard_rollouts: Count = SHARD_ROLLOUTS,
+    settings: list[str] | None = None,
 ) -> Numbers:
     """Judge history by a scorer version where it has not judged yet; older scores stay.
 
@@ -89,8 +90,9 @@ def rescore_history(
         run_id: Only rollouts of this run; null: of all.
         as_of: History as of this commit; null: the newest.
         shard_rollouts: Rollouts a commit: what a killed process may lose.
+        settings: Parameters of a reward, such as `task.time_limit_s=4`; the others are the runs'.
     """
-    stream = rescore(store, scorer, where, run_id, as_of, shard_rollouts)
+    stream = rescore(store, scorer, where, run_id, as_of, shard_rollouts, tuple(settings or ()))
     return {"stream": stream, "head": head_number(store)}
 
 
@@ -172,10 +174,11 @@ def rescore(
     run_id: str | None,
     as_of: int | None,
     shard_rollouts: int,
+    settings: tuple[str, ...] = (),
 ) -> str | None:
     from flows import rescoring
 
-    request = rescoring.RescoreRequest(scorer, where, run_id, as_of, shard_rollouts)
+    request = rescoring.RescoreRequest(scorer, where, run_id, as_of, shard_rollouts, settings)
     summary = rescoring.rescore(storage.open(store), request, LoggedProgress())
     if summary.ended == "interrupted":
         raise storage.StorageError(f"{summary.stream_id} was stopped; the next call goes on")

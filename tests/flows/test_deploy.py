@@ -227,7 +227,7 @@ def test_the_parameters_are_a_form(deployed: Deployed):
     deployment = server.deployment("rescore-history")
     schema = deployment["parameter_openapi_schema"]
     assert set(schema["properties"]) == {
-        "store", "scorer", "where", "run_id", "as_of", "shard_rollouts",
+        "store", "scorer", "where", "run_id", "as_of", "shard_rollouts", "settings",
     }  # fmt: skip
     assert schema["properties"]["shard_rollouts"]["minimum"] == 1
     assert schema["properties"]["where"]["description"].startswith("SQL condition over the columns")
