@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rrl_core.tasks.prompts import PromptTask, TaskSettings, ask, make_prompt
 from rrl_core.tasks.protocol import Prompt, Split, TaskError
-from rrl_core.tasks.replies import load_environment
+from rrl_core.tasks.replies import REPLY_LIMIT_S, load_environment
 from rrl_core.tasks.scorers import BUILT_IN, make_scorers
 from rrl_core.tasks.transcript import last_turn_scorers
 
@@ -39,6 +39,13 @@ class JsonlSettings(TaskSettings):
     )
     environment: str | None = Field(
         None, description="Your `module:function` that answers each turn; None: one turn."
+    )
+    reply_time_limit_s: float | None = Field(
+        REPLY_LIMIT_S,
+        gt=0,
+        le=3600,
+        description="Most seconds for a reply of your own environment, in a child process; off: in "
+        "this process, without a limit.",
     )
     max_turns: int = Field(4, ge=1, le=100, description="Most turns of the policy in an episode.")
     turn_tokens: int | None = Field(
@@ -70,8 +77,12 @@ def build_jsonl(settings: JsonlSettings) -> PromptTask:
     needs_answer = settings.reward in BUILT_IN
     environment = None
     if settings.environment is not None:
-        turns = (settings.max_turns, settings.turn_tokens)
-        environment = load_environment(settings.environment, *turns)
+        environment = load_environment(
+            settings.environment,
+            settings.max_turns,
+            settings.turn_tokens,
+            settings.reply_time_limit_s,
+        )
         scorers = last_turn_scorers(scorers) if needs_answer else scorers
     problems = list(_read_problems(settings.path, needs_answer))
     if settings.eval_path is not None:

@@ -5,6 +5,8 @@ all memory. Each child loads the function once and is asked about one completion
 """
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from rrl_core.tasks.protocol import Prompt, Score
 from rrl_core.tasks.sandbox.killable import Checker
@@ -34,13 +36,22 @@ class OwnReward:
 
     def __call__(self, prompt: Prompt, completion: str) -> Score:
         """Judge `completion` by the function."""
-        facts = vars(prompt) | {
-            "messages": [dict(message) for message in prompt.messages],
-            "meta": dict(prompt.meta),
-        }
-        reply = self._checker.ask([facts, completion])
+        reply = self._checker.ask([prompt_facts(prompt), completion])
         if reply.status == "timeout":
             return Score(None, "timeout", feedback=reply.reason)
         if reply.status == "error":
             return Score(None, "scorer_error", feedback=f"no score: {reply.reason}"[:300])
         return Score(**reply.value)
+
+
+def prompt_facts(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt as what JSON can say."""
+    return vars(prompt) | {
+        "messages": [dict(message) for message in prompt.messages],
+        "meta": dict(prompt.meta),
+    }
+
+
+def prompt_of(facts: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of `prompt_facts`."""
+    return Prompt(**{**facts, "messages": tuple(facts["messages"])})

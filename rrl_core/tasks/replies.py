@@ -1,14 +1,30 @@
-"""A user's own environment, and the guard around all: replies to a batch, errors as statuses."""
+"""A user's own environment, and the guard around all: replies to a batch, errors as statuses.
+
+An environment is trusted, what the policy says to it is not, and may make it compute for ever: it
+is asked in child processes, as an own reward is.
+"""
 
 import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from rrl_core.tasks.loading import load_function
-from rrl_core.tasks.protocol import Environment, Messages, Prompt, Reply, ReplyStatus
+from rrl_core.tasks.own_rewards import prompt_facts, prompt_of
+from rrl_core.tasks.protocol import (
+    Environment,
+    Messages,
+    Prompt,
+    Reply,
+    ReplyStatus,
+    TaskError,
+)
+from rrl_core.tasks.sandbox.killable import Checker
+
+REPLY_LIMIT_S = 10.0
+SERVED = "rrl_core.tasks.replies:serve_environment"
 
 
 class FunctionEnvironment:
@@ -40,15 +56,72 @@ class FunctionEnvironment:
         return Reply(({"role": "user", "content": said},)) if isinstance(said, str) else said
 
 
-def load_environment(spec: str, max_turns: int, turn_tokens: int | None) -> FunctionEnvironment:
+class OwnEnvironment:
+    """A function environment that is called in child processes.
+
+    A conversation for which it takes longer than `time_limit_s` seconds, or that ends its process,
+    has the reply of an environment that raises: none, and status "environment_error".
+    """
+
+    def __init__(self, function: FunctionEnvironment, time_limit_s: float) -> None:
+        self.name, self.version = function.name, function.version
+        self.max_turns, self.turn_tokens = function.max_turns, function.turn_tokens
+        # Two at least: where one hangs, the others are asked meanwhile.
+        num_children = max(2, len(os.sched_getaffinity(0)))
+        told = (self.name, self.version)
+        self._checker = Checker(SERVED, time_limit_s, num_children, told, is_environment_given=True)
+
+    def reply(self, prompt: Prompt, conversation: Messages) -> Reply:
+        """Return what the function says."""
+        said = [dict(message) for message in conversation]
+        answer = self._checker.ask([prompt_facts(prompt), said])
+        if answer.status != "ok":
+            return Reply((), "environment_error")
+        messages, status = answer.value
+        return Reply(tuple(messages), status)
+
+
+def load_environment(
+    spec: str,
+    max_turns: int,
+    turn_tokens: int | None,
+    time_limit_s: float | None = REPLY_LIMIT_S,
+) -> Environment:
     """Load the environment `module:function`; the module may stand in the working folder.
+
+    Args:
+        spec: the function.
+        max_turns: most turns of the policy in an episode.
+        turn_tokens: most tokens of a turn; None: those of the whole episode.
+        time_limit_s: for a reply, each asked of a child process; None: in this process, without.
 
     Raises:
         TaskError: the spec, the module or the function is not as expected.
     """
     loaded = load_function("environment", spec)
     version = hashlib.sha256(loaded.source.read_bytes()).hexdigest()[:12]
-    return FunctionEnvironment(spec, version, loaded.function, max_turns, turn_tokens)
+    function = FunctionEnvironment(spec, version, loaded.function, max_turns, turn_tokens)
+    return function if time_limit_s is None else OwnEnvironment(function, time_limit_s)
+
+
+def serve_environment(spec: str, version: str) -> Callable[[Any], tuple[Any, str]]:
+    """Return what answers the questions of `OwnEnvironment`, in its child process.
+
+    Raises:
+        TaskError: the function cannot be loaded, or its file is no longer that of `version`.
+    """
+    loaded = load_environment(spec, 1, None, time_limit_s=None)
+    if loaded.version != version:
+        raise TaskError(
+            f"environment `{spec}` was edited: expected version {version}, came {loaded.version}"
+        )
+
+    def answer(question: Any) -> tuple[Any, str]:
+        facts, said = question
+        reply = _reply_one(loaded, prompt_of(facts), tuple(said))
+        return reply.messages, reply.status
+
+    return answer
 
 
 def reply_all(

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from rrl_core.tasks.answers import ends_with_answer_line, find_answer, read_reference
 from rrl_core.tasks.loading import load_function
-from rrl_core.tasks.own_rewards import REWARD_LIMIT_S, OwnReward
+from rrl_core.tasks.own_rewards import REWARD_LIMIT_S, OwnReward, prompt_of
 from rrl_core.tasks.protocol import (
     FactScorer,
     Judgement,
@@ -157,8 +157,7 @@ def serve_reward(spec: str, version: str) -> Callable[[Any], dict[str, Any]]:
 
     def answer(question: Any) -> dict[str, Any]:
         facts, completion = question
-        prompt = Prompt(**{**facts, "messages": tuple(facts["messages"])})
-        return asdict(score_one(loaded, prompt, completion))
+        return asdict(score_one(loaded, prompt_of(facts), completion))
 
     return answer
 

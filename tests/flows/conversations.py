@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from flows.config import RunConfig, TaskSection, load_config
 from rrl_core.sampling.protocol import SampleRequest
@@ -58,11 +57,6 @@ def caller(version: int, request: SampleRequest) -> str:
     return whole.removeprefix(turn) if whole.startswith(turn) else "#### 1"
 
 
-def asks_back(prompt: Any, conversation: Any) -> str | None:
-    """Ask twice, then be content."""
-    return None if len(conversation) > 3 else f"Sure? {len(conversation)}"
-
-
 def asking_config(folder: Path, iterations: int) -> RunConfig:
     """The smoke run of a real, tiny policy that is asked back in every episode."""
     lines = [json.dumps({"prompt": f"Say {i}.", "answer": str(i)}) for i in range(14)]
@@ -72,7 +66,7 @@ def asking_config(folder: Path, iterations: int) -> RunConfig:
     )
     task = TaskSection(
         name="jsonl", path=str(folder / "problems.jsonl"), turn_tokens=12,
-        environment="tests.flows.conversations:asks_back",
+        environment="tests.flows.rewards:asks_back",
         reward="rrl_core.tasks.dense:share_of_digits",
     )  # fmt: skip
     return config.model_copy(update={"task": task})

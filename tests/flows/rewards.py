@@ -1,10 +1,10 @@
-"""Rewards for runs of the fake sampler."""
+"""Rewards and an environment for runs; quick to load, since child processes do."""
 
 import os
 import time
 
 from rrl_core.tasks import dense
-from rrl_core.tasks.protocol import Prompt, Score
+from rrl_core.tasks.protocol import Messages, Prompt, Score
 
 contains_digit = dense.contains_digit  # a reward of ours runs in no child process, a test's does
 
@@ -65,3 +65,9 @@ def stubborn(prompt: Prompt, completion: str) -> float:
     if number == 2:
         os._exit(0)
     return 1.0
+
+
+def asks_back(prompt: Prompt, conversation: Messages) -> str | None:
+    """Ask twice, then be content."""
+    del prompt
+    return None if len(conversation) > 3 else f"Sure? {len(conversation)}"
