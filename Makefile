@@ -54,6 +54,7 @@ bench: setup
 	$(BIN)/python benchmarks/retrieval.py
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/rewards.py
+	$(BIN)/python benchmarks/report.py
 
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 7200 -s
