@@ -3,10 +3,10 @@
 A file of `--lines` verl lines of about 1 kB, 8 to a prompt, every 1,024 a step, is written, then
 imported by `flows.importing.import_rollouts` into an empty store, in a process of its own. The
 figure is lines a second; at least 20,000 with a million lines passes (exit code 0).
-`cpu_lines_per_s` divides by the processor seconds of all threads instead, which tells the cost also
-where other work runs on the machine. Memory is resident memory when a tenth, a half and all of the
-lines were read, and its peak up to then. Then the same file is imported again, which must add
-nothing.
+`cpu_lines_per_s` divides by the processor seconds of all threads and of the process that reads
+(`child_cpu_s`) instead, which tells the cost also where other work runs on the machine. Memory is
+resident memory of both processes when a tenth, a half and all of the lines were read, and the sum
+of their peaks up to then. Then the same file is imported again, which must add nothing.
 
     python benchmarks/imports.py [--lines 1000000] [--json]
 """
@@ -14,7 +14,7 @@ nothing.
 import argparse
 import json
 import os
-import resource
+import re
 import sys
 import time
 from pathlib import Path
@@ -45,15 +45,22 @@ def write_lines(path: Path, num_lines: int) -> None:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def resident_mb() -> float:
-    """Return the resident memory of this process in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+def memory_mb() -> tuple[float, float]:
+    """Return the resident memory of this process and its children in MB, and its peaks' sum."""
+    children = Path("/proc/self/task").glob("*/children")
+    numbers = ["self", *(number for path in children for number in path.read_text().split())]
+    texts = [Path(f"/proc/{number}/status").read_text() for number in numbers]
+    resident, peak = (
+        sum(int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) for text in texts)
+        for name in ("VmRSS", "VmHWM")
+    )
+    return resident * 1024 / 1e6, peak * 1024 / 1e6
 
 
-def peak_mb() -> float:
-    """Return the most resident memory that this process had so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+def cpu_s() -> tuple[float, float]:
+    """Return the processor seconds of this process, and of its children that ended."""
+    used = os.times()
+    return used.user + used.system, used.children_user + used.children_system
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -68,17 +75,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     memory: list[tuple[int, float, float]] = []
     count = importing._count
 
-    def count_and_look(job: Any, part: Any, rows: Any) -> None:
-        count(job, part, rows)
-        memory.append((job.counts["lines"], resident_mb(), peak_mb()))
+    def count_and_look(job: Any, part: Any) -> None:
+        count(job, part)
+        memory.append((job.counts["lines"], *memory_mb()))
 
     importing._count = count_and_look
     store = storage.open(folder / "store", create=True)
     request = importing.ImportRequest("verl", path)
     with Progress(quiet=True) as progress:
-        started, started_cpu = time.perf_counter(), time.process_time()
+        started, started_cpu = time.perf_counter(), cpu_s()
         first = importing.import_rollouts(store, request, progress)
-        elapsed, cpu = time.perf_counter() - started, time.process_time() - started_cpu
+        elapsed = time.perf_counter() - started
+        own_cpu, child_cpu = (now - then for now, then in zip(cpu_s(), started_cpu, strict=True))
         again = importing.import_rollouts(store, request, progress)
     reached = {
         f"{name}_mb_at_{percent}_percent": round(mb, 1)
@@ -92,7 +100,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "num_again": again.num_rollouts,
         "elapsed_s": elapsed,
         "lines_per_s": arguments.lines / elapsed,
-        "cpu_lines_per_s": arguments.lines / cpu,
+        "cpu_lines_per_s": arguments.lines / (own_cpu + child_cpu),
+        "child_cpu_s": child_cpu,
         "again_s": again.elapsed_s,
         **reached,
         "store_mb": sum(p.stat().st_size for p in store.path.rglob("*.parquet")) / 1e6,

@@ -8,6 +8,9 @@ append that closes its iteration. Its `imports` rows say how far it read which f
 2. The stream's name follows from what the importer was told and from the first line of the first
    file, unless `name` says another: new files of a folder join the stream of the old ones.
 3. Nothing is written before the first line that can be imported.
+
+Parts are made one ahead of the one that is committed, those of large files in a process of their
+own.
 """
 
 import hashlib
@@ -15,9 +18,9 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,26 +28,20 @@ from threading import Event
 from typing import TYPE_CHECKING, Literal
 
 import storage
+from flows.import_child import is_child_worth_it, parts_of_child
+from flows.import_parts import Looked, MadePart, Reading, made_parts
 from flows.machine import code_version, package_versions
 from flows.progress import Progress
 from flows.stopping import stop_on_signal
 from flows.streams import Row
-from rrl_core.tasks.protocol import make_prompt_id
 from storage import Committed, StorageError, Store, StreamWriter
 from storage.importers.formats import FORMATS, FileReader, Format, ImporterError, find_files
 from storage.importers.known import KnownFiles
-from storage.importers.parts import Cutter, Part, Source
-from storage.importers.rows import (
-    SCORER_VERSION,
-    Declared,
-    Place,
-    main_scorer,
-    part_rows,
-    problem_text,
-)
+from storage.importers.rows import SCORER_VERSION, Declared
 from storage.importers.samples import Sample
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
 KIND = "import"
@@ -100,17 +97,14 @@ class _Job:
     format: Format
     run_id: str
     opened: Row
-    declared: Declared
     tokenizer: "PreTrainedTokenizerBase | None"
-    known: KnownFiles
+    reading: Reading
     progress: Progress
-    next_iteration: int
     is_pinned: bool
     started_s: float = field(default_factory=time.monotonic)
     writer: StreamWriter | None = None
-    waiting: list[Part] = field(default_factory=list)  # before the first that has a rollout
+    waiting: list[MadePart] = field(default_factory=list)  # before the first that has a rollout
     writing: Future[Committed] | None = None
-    looked_at: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and time
     files: set[Path] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -197,10 +191,9 @@ def _job(store: Store, request: ImportRequest, progress: Progress) -> _Job:
         "packages_json": json.dumps(package_versions(), sort_keys=True),
     }
     closed = store.log.refresh().closed_iteration(run_id)
+    reading = Reading(format_.name, run_id, declared, known, closed + 1)
     is_pinned = bool(store.read("views_pinned", run_id=run_id))
-    return _Job(
-        store, format_, run_id, row, declared, tokenizer, known, progress, closed + 1, is_pinned
-    )  # fmt: skip
+    return _Job(store, format_, run_id, row, tokenizer, reading, progress, is_pinned)
 
 
 def _derived_name(declared: Declared, format_: Format, files: Sequence[Path]) -> str:
@@ -235,15 +228,25 @@ def _import_files(
     """Import what is new in the files that there are now."""
     files = find_files(job.format, request.path)
     is_last_look = request.follow_s is None
+    if is_last_look and job.tokenizer is None and is_child_worth_it(files):
+        parts = parts_of_child(job.reading, files)
+    else:
+        amend = partial(_amend, job.tokenizer) if job.tokenizer is not None else None
+        parts = made_parts(job.reading, files, is_last_look, amend)
     total = sum(path.stat().st_size for path in files)
-    with job.progress.phase(f"importing {job.format.name}", total) as advance:
-        for part in _parts(job, files, is_last_look, advance):
+    with job.progress.phase(f"importing {job.format.name}", total) as advance, closing(parts):
+        for part in parts:
+            if isinstance(part, Looked):
+                job.counts["lines_before"] += part.num_lines_before
+                advance(part.size_bytes)
+                continue
             _take(job, part, committer)
             if stop.is_set():
                 break
     if job.writer is None and not job.counts["lines_before"]:
         if is_last_look:
             raise _nothing_error(job, request)
+        job.reading.next_iteration -= len(job.waiting)
         job.waiting.clear()  # it is looked at again
         return
     _flush(job, committer)
@@ -251,35 +254,9 @@ def _import_files(
         job.writing.result()
 
 
-def _parts(
-    job: _Job, files: Sequence[Path], with_open_line: bool, advance: Callable[[int], None]
-) -> Iterator[Part]:
-    """Yield what is new in files, part by part."""
-    cutter = Cutter(partial(_prompt_id, job.declared))
-    for path in files:
-        stat = path.stat()
-        if job.looked_at.get(path) == (stat.st_size, stat.st_mtime_ns):
-            continue
-        job.looked_at[path] = stat.st_size, stat.st_mtime_ns
-        if cutter.is_full:
-            yield cutter.rest()
-        found = job.known.find(job.format, path)
-        job.counts["lines_before"] += found.num_lines
-        if not found.is_whole:
-            number = job.next_iteration + len(job.waiting)
-            key = found.key or f"{number}/{cutter.num_slices}"
-            reader = FileReader(job.format, path, partial(_amend, job.tokenizer))
-            source = Source(reader, key, found.position)
-            yield from cutter.cut(source, with_open_line)
-            job.known.add(source.position, source.sha256, key, 0)
-        advance(stat.st_size)
-    if cutter.num_slices:
-        yield cutter.rest()
-
-
-def _amend(tokenizer: "PreTrainedTokenizerBase | None", sample: Sample) -> None:
+def _amend(tokenizer: "PreTrainedTokenizerBase", sample: Sample) -> None:
     """Decode a sample that the file has as token ids alone."""
-    if tokenizer is None or sample.messages or not sample.turns:
+    if sample.messages or not sample.turns:
         return
     first, last = sample.turns[0], sample.turns[-1]
     text = str(tokenizer.decode(first.prompt_ids, skip_special_tokens=True))
@@ -290,16 +267,7 @@ def _amend(tokenizer: "PreTrainedTokenizerBase | None", sample: Sample) -> None:
         last.text = sample.completion
 
 
-def _prompt_id(declared: Declared, sample: Sample) -> str:
-    """Return the id of a sample's prompt, the one that our own tasks give it."""
-    messages = sample.messages
-    if not messages and sample.turns:
-        digest = hashlib.sha256(json.dumps(sample.turns[0].prompt_ids).encode()).hexdigest()
-        messages = [{"role": "token_ids", "content": digest}]
-    return make_prompt_id(declared.task, declared.split, messages, sample.answer)
-
-
-def _take(job: _Job, part: Part, committer: ThreadPoolExecutor) -> None:
+def _take(job: _Job, part: MadePart, committer: ThreadPoolExecutor) -> None:
     """Commit a part, unless nothing that can be imported came yet: then it waits."""
     job.waiting.append(part)
     if job.writer is not None or part.num_samples:
@@ -312,53 +280,47 @@ def _flush(job: _Job, committer: ThreadPoolExecutor) -> None:
     job.waiting.clear()
 
 
-def _submit(job: _Job, part: Part, committer: ThreadPoolExecutor) -> None:
+def _submit(job: _Job, part: MadePart, committer: ThreadPoolExecutor) -> None:
     """Hand the rows of a part to the thread that commits, once it is done with the last one."""
     if job.writer is None:
         job.progress.note(f"{job.run_id} · store {job.store.path}")
         job.writer = job.store.open_stream(job.run_id, job.opened)
-    place = Place(job.run_id, job.next_iteration)
-    rows = _pin_rows(job, part) | part_rows(part, place, job.declared)
-    job.next_iteration += 1
+    rows = _pin_rows(job, part) | part.rows
     if job.writing is not None:
         job.writing.result()
+    place = part.place
     job.writing = committer.submit(
         job.writer.append, rows, place.batch_key, closes_iteration=place.iteration
     )
-    _count(job, part, rows)
+    _count(job, part)
 
 
-def _pin_rows(job: _Job, part: Part) -> dict[str, list[Row]]:
+def _pin_rows(job: _Job, part: MadePart) -> "dict[str, list[Row] | pa.Table]":
     """Return the row that says which column is the reward, where the stream has none yet."""
-    head, scorer = job.store.head(), main_scorer(part)
-    if job.is_pinned or scorer is None:
+    if job.is_pinned or part.scorer is None:
         return {}
-    job.is_pinned = True
+    job.is_pinned, head = True, job.store.head()
     pin = {
-        "iteration": job.next_iteration,
+        "iteration": part.place.iteration,
         "as_of": head.number,
         "as_of_sha256": head.sha256,
-        "scorer_versions_json": json.dumps({scorer: SCORER_VERSION}),
+        "scorer_versions_json": json.dumps({part.scorer: SCORER_VERSION}),
     }
     return {"views_pinned": [pin]}
 
 
-def _count(job: _Job, part: Part, rows: Mapping[str, Sequence[Row]]) -> None:
-    job.files |= {piece.path for piece in part.slices}
-    job.counts["scores"] += len(rows.get("scores", ()))
-    for row in rows["imports"]:
+def _count(job: _Job, part: MadePart) -> None:
+    job.files |= part.paths
+    job.problems += part.problems
+    job.counts["scores"] += len(part.rows.get("scores", ()))
+    for row in part.rows["imports"]:
         for name in ("lines", "rollouts", "token_rollouts", "guessed_groups", "failures"):
             job.counts[name] += row[f"num_{name}"]
-    job.problems += _problems(part)
-
-
-def _problems(part: Part) -> list[str]:
-    return [problem_text(piece, kind) for piece in part.slices for kind in sorted(piece.problems)]
 
 
 def _nothing_error(job: _Job, request: ImportRequest) -> ImporterError:
     """Return why nothing of the files could be imported."""
-    problems = [text for part in job.waiting for text in _problems(part)]
+    problems = [text for part in job.waiting for text in part.problems]
     why = "; ".join(problems[:SHOWN_IN_ERROR]) or "it holds none"
     return ImporterError(
         f"expected lines of {job.format.name} to import in `{request.path.absolute()}`, nothing "

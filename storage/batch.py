@@ -1,6 +1,6 @@
 """The rows of one table in one append: checked, with their identity, on the way into a segment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from storage.errors import ClosedIterationError, ConflictError, RowError
 from storage.identity import find_table, identify
-from storage.rows import Row, to_arrow
+from storage.rows import Columns, Rows, to_arrow
 from storage.schemas import Table
 
 
@@ -65,20 +65,29 @@ class Batch:
         return pa.Table.from_arrays(columns, schema=schema)
 
 
-def make_batch(table_name: str, rows: Sequence[Row], run_id: str) -> Batch:
+def make_batch(table_name: str, rows: Rows, run_id: str) -> Batch:
     """Check `rows` against their table, fill in the run, and identify them."""
     table = find_table(table_name)
-    for number, row in enumerate(rows):
-        if "run_id" in row and row["run_id"] != run_id:
+    for number, came in enumerate(_run_ids(rows, run_id)):
+        if came != run_id:
             raise RowError(
                 f"row {number} of `{table_name}`: expected run_id {run_id!r} or none, came "
-                f"{row['run_id']!r}; a stream holds the events of one run"
+                f"{came!r}; a stream holds the events of one run"
             )
     arrow = to_arrow(table, rows, run_id)
     ids, hashes = identify(table, arrow)
     has_iteration = "iteration" in arrow.column_names
     iterations = arrow["iteration"].to_numpy().tolist() if has_iteration else [None] * len(ids)
     return Batch(table, arrow, ids, hashes, iterations)
+
+
+def _run_ids(rows: Rows, missing: str) -> Iterable[object]:
+    """Return the run ids that rows came with."""
+    if isinstance(rows, pa.Table):
+        return rows.column("run_id").to_pylist() if "run_id" in rows.column_names else ()
+    if isinstance(rows, Columns):
+        return rows.values.get("run_id", [rows.same.get("run_id", missing)])
+    return (row.get("run_id", missing) for row in rows)
 
 
 def fresh_rows(batch: Batch, committed: Mapping[str, Event], closed: int) -> Sequence[int]:

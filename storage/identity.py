@@ -130,7 +130,7 @@ def _joined(
     parts: list[Any] = [opening]  # texts that all rows have, and arrays with a text for each
     for number, (column, chunks) in enumerate(columns):
         key = f"{',' if number else ''}{_text_json(column.name)}:"
-        values = chunks.combine_chunks()
+        values = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()  # no copy
         if 0 < len(values) == values.null_count:
             continue
         pieces = _pieces(key, column, values)

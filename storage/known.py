@@ -25,16 +25,18 @@ class KnownEvents:
         self._run_id = run_id
         self._contents: dict[str, str] = {}
         self._places: dict[str, _Place] = {}  # few, shared by many events: objects cost memory
+        self._iterations: set[int | None] = set()  # that `_places` name
 
     def load(self, state: State) -> None:
         """Read the ids of everything that is not in a closed iteration."""
         closed = state.closed_iteration(self._run_id)
-        self._contents, self._places = {}, {}
+        self._contents, self._places, self._iterations = {}, {}, set()
         for segment in self._of_stream(state):
             if not _has_iteration(segment) or _last_iteration(segment) > closed:
                 for event_id, event in self._read(segment).items():
                     self._contents[event_id] = event.content_sha256
                     self._places[event_id] = event[:2]
+                    self._iterations.add(event.iteration)
         self.close(closed)
 
     def find(self, state: State, batch: Batch) -> dict[str, Event]:
@@ -65,9 +67,14 @@ class KnownEvents:
             iteration = batch.iterations[n] if has_iteration else None
             self._places[batch.ids[n]] = places.setdefault(iteration, (commit, iteration))
             self._contents[batch.ids[n]] = batch.hashes[n]
+        self._iterations |= places.keys()
 
     def close(self, iteration: int) -> None:
         """Forget the events of iterations up to `iteration`."""
+        closed = {i for i in self._iterations if i is not None and i <= iteration}
+        if not closed:
+            return  # the others may be many
+        self._iterations -= closed
         self._places = {
             event_id: place
             for event_id, place in self._places.items()

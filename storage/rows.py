@@ -1,4 +1,4 @@
-"""Rows as dicts, and rows as Arrow columns: checked on the way in, exact on the way out.
+"""Rows as dicts, by column or in Arrow: checked on the way in, exact on the way out.
 
 Invariant: what enters a segment has exactly the columns and types of `schemas`, no NaN, no infinity
 and no NULL where the schema forbids it. The rows handed back are made from the stored columns, so a
@@ -7,9 +7,10 @@ caller sees what a reader will see (a log-prob, for one, is rounded to float32).
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,27 @@ from storage.errors import RowError
 from storage.schemas import INT, INTS, LONG, REAL, TEXT, TRUTH, Column, Table, TypeName
 
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows by column: `values` has lists that run along them, `same` what all of them have.
+
+    Who looks at single rows gets dicts.
+    """
+
+    values: Mapping[str, list[Any]]
+    same: Row
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in zip(*self.values.values(), strict=True):
+            yield {**self.same, **dict(zip(self.values, row, strict=True))}
+
+
+Rows: TypeAlias = Sequence[Row] | Columns | pa.Table
 
 _PYTHON_TYPES: dict[TypeName, tuple[type, ...]] = {
     TEXT: (str,),
@@ -30,48 +52,72 @@ _PYTHON_TYPES: dict[TypeName, tuple[type, ...]] = {
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def to_arrow(table: Table, rows: Sequence[Row], run_id: str | None = None) -> pa.Table:
+def to_arrow(table: Table, rows: Rows, run_id: str | None = None) -> pa.Table:
     """Return `rows` as Arrow columns: the table's own, in order, without the common ones.
 
     Missing keys are NULL. Text that is not part of the place has each lone surrogate replaced by
-    U+FFFD, because Parquet holds UTF-8.
+    U+FFFD, because Parquet holds UTF-8. What is in Arrow already is checked all the same.
 
     Args:
         table: whose rows.
-        rows: with keys that are columns of the table.
+        rows: with keys that are columns of the table; in Arrow, of the types it stores.
         run_id: value of the column `run_id` in every row; None: the rows have it.
 
     Raises:
         RowError: names table, column and row of the first value that does not fit.
     """
-    given = _columns(table, rows)
+    given, same = _columns(table, rows)
     if run_id is not None:
-        given["run_id"] = [run_id] * len(rows)
-    nothing = [None] * len(rows)
-    columns = [_column_array(table, c, given.get(c.name, nothing)) for c in table.columns]
+        given.pop("run_id", None)
+        same["run_id"] = run_id
+    columns = [
+        _column_array(table, c, given[c.name])
+        if c.name in given
+        else _same_array(table, c, same.get(c.name), len(rows))
+        for c in table.columns
+    ]
     schema = pa.schema([c.arrow_field for c in table.columns])
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _columns(table: Table, rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return the values by column, for the columns that any row has."""
+def _columns(table: Table, rows: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values by column, for those that any row has; and what all rows have."""
+    if isinstance(rows, pa.Table):
+        _check_names(table, rows.column_names, "Arrow table")
+        return dict(zip(rows.column_names, rows.columns, strict=True)), {}
+    if isinstance(rows, Columns):
+        _check_names(table, rows.values.keys() | rows.same.keys(), "columns")
+        return dict(rows.values), dict(rows.same)
     known = {c.name for c in table.columns}
     names = set(rows[0]) if rows else set()
     if names <= known and {len(row) for row in rows} <= {len(names)}:
         with suppress(KeyError):  # a row has another key: looked at below
-            return {name: [row[name] for row in rows] for name in names}
+            return {name: [row[name] for row in rows] for name in names}, {}
     for number, row in enumerate(rows):
-        if not row.keys() <= known:
-            raise RowError(
-                f"row {number} of `{table.name}`: unknown columns "
-                f"{', '.join(sorted(map(repr, row.keys() - known)))}; expected only "
-                f"{', '.join(c.name for c in table.columns)} (the writer adds the common ones)"
-            )
-    return {name: [row.get(name) for row in rows] for name in known}
+        _check_names(table, row, f"row {number}")
+    return {name: [row.get(name) for row in rows] for name in known}, {}
 
 
-def _column_array(table: Table, column: Column, values: list[Any]) -> pa.Array:
+def _check_names(table: Table, names: Collection[str], what: str) -> None:
+    known = [c.name for c in table.columns]
+    if unknown := sorted(repr(name) for name in names if name not in known):
+        raise RowError(
+            f"{what} of `{table.name}`: unknown columns {', '.join(unknown)}; expected only "
+            f"{', '.join(known)} (the writer adds the common ones)"
+        )
+
+
+def _same_array(table: Table, column: Column, value: Any, num_rows: int) -> pa.Array:
+    """Return a column with the same value in every row."""
+    if not num_rows:
+        return pa.array([], column.arrow_field.type)
+    return pa.repeat(_column_array(table, column, [value])[0], num_rows)
+
+
+def _column_array(table: Table, column: Column, values: list[Any] | pa.ChunkedArray) -> pa.Array:
     where = f"`{table.name}.{column.name}`"
+    if isinstance(values, pa.ChunkedArray):
+        return _checked_array(where, column, values)
     kinds = set(map(type, values))
     if not column.nullable and type(None) in kinds:
         number = next(n for n, value in enumerate(values) if value is None)
@@ -81,6 +127,24 @@ def _column_array(table: Table, column: Column, values: list[Any]) -> pa.Array:
     else:
         _check_types(where, column.type, values, kinds)
         array = _plain_array(where, column, values, kinds)
+    _check_finite(where, array)
+    return array
+
+
+def _checked_array(where: str, column: Column, values: pa.ChunkedArray) -> pa.Array:
+    """Return a column that came in Arrow, if it holds what one made of Python's values would."""
+    if values.type != column.arrow_field.type:
+        raise RowError(f"{where}: expected {column.arrow_field.type}, came {values.type}")
+    array = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise RowError(f"{where}: expected {column.type}: {error}") from error
+    if array.null_count and not column.nullable:
+        number = pc.index(array.is_null(), True).as_py()
+        raise RowError(f"{where}, row {number}: expected {column.type}, came NULL")
+    if column.is_list and array.flatten().null_count:
+        raise RowError(f"{where}: expected a {column.type}, came one with None in it")
     _check_finite(where, array)
     return array
 
@@ -162,7 +226,7 @@ def _flat_lists(column: Column, values: list[Any]) -> pa.Array | None:
 
 
 def _check_finite(where: str, array: pa.Array) -> None:
-    flat = array.values if isinstance(array, pa.ListArray) else array
+    flat = array.flatten() if isinstance(array, pa.ListArray) else array
     if pa.types.is_floating(flat.type) and pc.all(pc.is_finite(flat)).as_py() is False:
         raise RowError(
             f"{where}: expected finite numbers, came NaN or an infinity; store NULL with the reason"

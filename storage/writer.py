@@ -26,7 +26,7 @@ from storage.files import Files
 from storage.identity import event_id, find_table, is_storable_text
 from storage.known import KnownEvents
 from storage.log import Begun, Log
-from storage.rows import Row
+from storage.rows import Row, Rows
 from storage.state import LiveSegment, State
 
 
@@ -132,7 +132,7 @@ class StreamWriter:
 
     def append(
         self,
-        rows: Mapping[str, Sequence[Row]],
+        rows: Mapping[str, Rows],
         batch_key: str,
         closes_iteration: int | None = None,
     ) -> Committed:
@@ -143,7 +143,8 @@ class StreamWriter:
         no commit is made, and the answer names the newest commit that holds one of the rows.
 
         Args:
-            rows: by table; each without the common columns, `run_id` is filled in.
+            rows: by table, as dicts, by column or in Arrow; without the common columns, `run_id`
+                is filled in.
             batch_key: name of the unit of work, part of the file names.
             closes_iteration: no new row of this iteration or an earlier one is taken afterwards.
 
@@ -188,7 +189,7 @@ class StreamWriter:
         return _Storing(self._files, self._thread, self._log.begin(), (self.run_id, batch_key))
 
     def _parts(
-        self, rows: Mapping[str, Sequence[Row]], state: State, storing: _Storing, now: datetime
+        self, rows: Mapping[str, Rows], state: State, storing: _Storing, now: datetime
     ) -> tuple[list[_Part], dict[str, Event]]:
         """Check and identify rows, begin to store the new ones, and find those that are known."""
         closed = state.closed_iteration(self.run_id)

@@ -162,9 +162,12 @@ def environment_of(task: Task) -> Environment | None:
     return environment
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def make_prompt_id(
     task: str, split: str, messages: Sequence[Mapping[str, str]], answer: str | None
 ) -> str:
     """Return the stable id of a prompt: a hash of what it asks and what it expects."""
-    content = json.dumps([task, split, [dict(m) for m in messages], answer], ensure_ascii=False)
+    content = _as_json([task, split, [dict(m) for m in messages], answer])
     return "p-" + hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:20]

@@ -11,7 +11,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from storage.identity import event_id, event_ids, find_table
 from storage.importers.parts import Part, Placed, Slice
 from storage.importers.samples import Sample, Turn
 from storage.importers.tokens import extends
+from storage.rows import Columns
 
 Row = dict[str, Any]
 
@@ -63,23 +65,28 @@ class Place:
         return f"part-{self.iteration:06d}"
 
 
-def part_rows(part: Part, place: Place, declared: Declared) -> dict[str, list[Row]]:
-    """Return the rows of a part by table."""
-    made = _Rows(place, declared)
+def part_rows(part: Part, place: Place, declared: Declared) -> dict[str, list[Row] | Columns]:
+    """Return the rows of a part by table, those of the large ones by column."""
+    placed: list[Placed] = []
+    rollouts: list[_Rollout] = []
     imports, failures = [], []
     for number, piece in enumerate(part.slices):
-        counts = made.add(piece.placed)
-        imports.append(_import_row(piece, place, number, declared) | counts)
+        made = [rollout for one in piece.placed for rollout in _rollouts(one, place)]
+        imports.append(_import_row(piece, place, number, declared) | _num_rollouts(made))
         failures += _failure_rows(piece, place, number)
-    rows = {
-        "prompts": list(made.prompts.values()),
-        "rollouts": made.rollouts,
-        "rollout_tokens": made.tokens,
-        "scores": made.score_rows(),
+        placed += piece.placed
+        rollouts += made
+    columns = _rollout_columns(rollouts, place, declared)
+    ids = _rollout_ids(columns, place)
+    rows: dict[str, list[Row] | Columns] = {
+        "prompts": _prompts(placed, declared),
+        "rollouts": columns,
+        "rollout_tokens": _tokens(rollouts, ids, place),
+        "scores": _scores(rollouts, ids, place),
         "imports": imports,
         "failures": failures,
     }
-    return {name: found for name, found in rows.items() if found}
+    return {name: found for name, found in rows.items() if len(found)}
 
 
 def main_scorer(part: Part) -> str | None:
@@ -88,174 +95,185 @@ def main_scorer(part: Part) -> str | None:
     return next((scorer_name(name) for one in placed for name in one.sample.scores), None)
 
 
+@lru_cache(1_000)
 def scorer_name(column: str) -> str:
     """Return a column's name as a scorer's, which has to have a UTF-8 form."""
     return column.encode("utf-8", "replace").decode() or "?"
 
 
-class _Rows:
-    """The rows of the samples of a part; ids of rollouts that are text are made all at once."""
-
-    def __init__(self, place: Place, declared: Declared) -> None:
-        self.prompts: dict[str, Row] = {}
-        self.rollouts: list[Row] = []
-        self.tokens: list[Row] = []
-        self._place = place
-        self._declared = declared
-        self._constants = _CONSTANTS | {
-            "iteration": place.iteration,
-            "batch_key": place.batch_key,
-        }
-        self._groups: dict[str, str] = {}
-        self._judged: list[tuple[Sample, str]] = []  # with the id of its rollout
-        self._texts: list[tuple[Sample, Row]] = []  # whose rollouts have no id yet
-
-    def add(self, placed: Iterable[Placed]) -> dict[str, int]:
-        """Add the rows of samples; return how many rollouts they have, and with log-probs."""
-        num_rollouts = num_tokens = 0
-        for one in placed:
-            sample = one.sample
-            if one.prompt_id not in self.prompts:
-                self.prompts[one.prompt_id] = _prompt_row(one, self._declared)
-            shared = self._shared(one)
-            if sample.turns:
-                added = self._add_turns(sample, shared)
-                num_rollouts, num_tokens = num_rollouts + added[0], num_tokens + added[1]
-            else:
-                shared.update(_text_facts(sample))
-                self.rollouts.append(shared)
-                self._texts.append((sample, shared))
-                num_rollouts += 1
-        return {"num_rollouts": num_rollouts, "num_token_rollouts": num_tokens}
-
-    def score_rows(self) -> list[Row]:
-        """Return the rows of the scores of all samples."""
-        ids = _rollout_ids([rollout for _, rollout in self._texts], self._place.run_id)
-        judged = [
-            *self._judged,
-            *((sample, i) for (sample, _), i in zip(self._texts, ids, strict=True)),
-        ]
-        constants = _SCORE_CONSTANTS | {"iteration": self._place.iteration}
-        return [row for sample, i in judged for row in _score_rows(sample, i, constants)]
-
-    def _add_turns(self, sample: Sample, shared: Row) -> tuple[int, int]:
-        num_rollouts, num_tokens, parent = 0, 0, ""
-        for turn, facts in _chained(sample.turns):
-            rollout = shared | facts | {"parent_id": parent}
-            parent = event_id("rollouts", {**rollout, "run_id": self._place.run_id})
-            self.rollouts.append(rollout)
-            self.tokens.append(_token_row(turn, self._place, parent))
-            if facts["role"] == ROLE:
-                self._judged.append((sample, parent))
-                num_rollouts += 1
-                num_tokens += turn.logprobs is not None
-        return num_rollouts, num_tokens
-
-    def _shared(self, placed: Placed) -> Row:
-        """Return what all rollouts of a sample have in common."""
-        sample, told = placed.sample, self._declared
-        version = sample.step if sample.policy_version is None else sample.policy_version
-        temperature = told.temperature if sample.temperature is None else sample.temperature
-        return {
-            **self._constants,
-            "prompt_id": placed.prompt_id,
-            "sample_index": placed.index,
-            "group_id": self._groups.get(placed.group) or self._group_id(placed),
-            "policy_version": UNKNOWN_NUMBER if version is None else version,
-            "policy_digest": sample.model or UNKNOWN,
-            "finish_reason": sample.finish_reason or UNKNOWN,
-            "temperature": float(UNKNOWN_NUMBER) if temperature is None else temperature,
-            "top_p": float(UNKNOWN_NUMBER) if sample.top_p is None else sample.top_p,
-            "max_tokens": UNKNOWN_NUMBER if sample.max_tokens is None else sample.max_tokens,
-        }
-
-    def _group_id(self, placed: Placed) -> str:
-        name = f"{self._place.run_id}\x1f{placed.group}".encode("utf-8", "replace")
-        is_guess = placed.sample.group is None and placed.sample.task is None
-        digest = hashlib.sha256(name).hexdigest()[:20]
-        self._groups[placed.group] = (GUESSED if is_guess else "g-") + digest
-        return self._groups[placed.group]
-
-
-def _prompt_row(placed: Placed, declared: Declared) -> Row:
-    return {
-        "prompt_id": placed.prompt_id,
-        "task": declared.task,
-        "split": declared.split,
-        "messages_json": _written(list(placed.sample.messages)),
-        "answer": placed.sample.answer,
-        "difficulty": "",
-        "meta_json": "{}",
-    }
+def _prompts(placed: Iterable[Placed], declared: Declared) -> Columns:
+    """Return the prompts, each as the first of its samples has it."""
+    first: dict[str, Sample] = {}
+    for one in placed:
+        first.setdefault(one.prompt_id, one.sample)
+    return Columns(
+        {
+            "prompt_id": list(first),
+            "messages_json": [_written(list(sample.messages)) for sample in first.values()],
+            "answer": [sample.answer for sample in first.values()],
+        },
+        {"task": declared.task, "split": declared.split, "difficulty": "", "meta_json": "{}"},
+    )
 
 
 _written = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _text_facts(sample: Sample) -> Row:
-    num_given, num_sampled = sample.num_prompt_tokens, sample.num_completion_tokens
-    return {
-        "role": ROLE,
-        "parent_id": "",
-        "num_prompt_tokens": UNKNOWN_NUMBER if num_given is None else num_given,
-        "prefix_tokens": 0,
-        "num_completion_tokens": UNKNOWN_NUMBER if num_sampled is None else num_sampled,
-        "completion": sample.completion,
-        "logprob_mode": "none",
-    }
+class _Rollout(NamedTuple):
+    """A rollout of a sample, and what the other ones of the sample do not share; text has no turn.
+
+    From `role` on the names are those of the columns.
+    """
+
+    placed: Placed
+    turn: Turn | None
+    role: str
+    parent_id: str
+    num_prompt_tokens: int
+    prefix_tokens: int
+    num_completion_tokens: int
+    completion: str
+    logprob_mode: str
 
 
-def _chained(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Row]]:
-    """Yield each turn with its facts: a chain of turns that extend each other is one response.
+def _rollouts(placed: Placed, place: Place) -> list[_Rollout]:
+    """Return the rollouts of a sample, one for each turn."""
+    sample = placed.sample
+    if sample.turns:
+        return _chained(placed, place)
+    given, sampled = sample.num_prompt_tokens, sample.num_completion_tokens
+    return [
+        _Rollout(
+            placed, None, ROLE, "", _known(given), 0, _known(sampled), sample.completion, "none"
+        )
+    ]
+
+
+def _known(number: Any) -> Any:
+    return UNKNOWN_NUMBER if number is None else number
+
+
+def _chained(placed: Placed, place: Place) -> list[_Rollout]:
+    """Return the rollouts of turns: a chain of turns that extend each other is one response.
 
     All but the last of a chain are earlier turns; what it was given beyond the prompt of the first
     belongs to the response.
     """
-    first = turns[0]
+    turns, parent_id = placed.sample.turns, ""
+    first, rollouts = turns[0], []
     for number, turn in enumerate(turns):
         if number and not extends(turn, turns[number - 1]):
             first = turn
         is_last = number + 1 == len(turns) or not extends(turns[number + 1], turn)
-        yield (
+        rollout = _Rollout(
+            placed,
             turn,
-            {
-                "role": ROLE if is_last else TURN_ROLE,
-                "num_prompt_tokens": len(turn.prompt_ids),
-                "prefix_tokens": len(turn.prompt_ids) - len(first.prompt_ids),
-                "num_completion_tokens": len(turn.completion_ids),
-                "completion": turn.text,
-                "logprob_mode": "none" if turn.logprobs is None else "imported",
-            },
+            role=ROLE if is_last else TURN_ROLE,
+            parent_id=parent_id,
+            num_prompt_tokens=len(turn.prompt_ids),
+            prefix_tokens=len(turn.prompt_ids) - len(first.prompt_ids),
+            num_completion_tokens=len(turn.completion_ids),
+            completion=turn.text,
+            logprob_mode="none" if turn.logprobs is None else "imported",
         )
+        rollouts.append(rollout)
+        parent_id = event_id("rollouts", _rollout_place(rollout, place))
+    return rollouts
 
 
-def _token_row(turn: Turn, place: Place, rollout_id: str) -> Row:
+def _rollout_place(rollout: _Rollout, place: Place) -> Row:
     return {
+        "run_id": place.run_id,
         "iteration": place.iteration,
-        "rollout_id": rollout_id,
-        "prompt_ids": turn.prompt_ids,
-        "completion_ids": turn.completion_ids,
-        "sampler_logprobs": turn.logprobs,
-        "logprobs_reason": turn.reason,
+        "role": rollout.role,
+        "prompt_id": rollout.placed.prompt_id,
+        "sample_index": rollout.placed.index,
+        "parent_id": rollout.parent_id,
+        "attempt": _CONSTANTS["attempt"],
     }
 
 
-def _score_rows(sample: Sample, rollout_id: str, constants: Row) -> Iterator[Row]:
-    """Yield a row for each reward column of a sample."""
+def _num_rollouts(rollouts: Iterable[_Rollout]) -> dict[str, int]:
+    """Return how many responses there are, and how many of them with log-probs."""
+    modes = [rollout.logprob_mode for rollout in rollouts if rollout.role == ROLE]
+    return {"num_rollouts": len(modes), "num_token_rollouts": modes.count("imported")}
+
+
+def _rollout_columns(rollouts: Sequence[_Rollout], place: Place, declared: Declared) -> Columns:
+    placed = [rollout.placed for rollout in rollouts]
+    samples = [one.sample for one in placed]
+    versions = [s.step if s.policy_version is None else s.policy_version for s in samples]
+    told = _known(declared.temperature)
+    group_ids = _group_ids(placed, place)
+    return Columns(
+        {
+            "prompt_id": [one.prompt_id for one in placed],
+            "sample_index": [one.index for one in placed],
+            "group_id": [group_ids[one.group] for one in placed],
+            "policy_version": [_known(version) for version in versions],
+            "policy_digest": [s.model or UNKNOWN for s in samples],
+            "finish_reason": [s.finish_reason or UNKNOWN for s in samples],
+            "temperature": [told if s.temperature is None else s.temperature for s in samples],
+            "top_p": [_known(s.top_p) for s in samples],
+            "max_tokens": [_known(s.max_tokens) for s in samples],
+            **_by_column(_Rollout._fields[2:], [rollout[2:] for rollout in rollouts]),
+        },
+        _CONSTANTS | {"iteration": place.iteration, "batch_key": place.batch_key},
+    )
+
+
+def _group_ids(placed: Iterable[Placed], place: Place) -> dict[str, str]:
+    """Return the ids of groups by their names."""
+    ids: dict[str, str] = {}
+    for one in placed:
+        if one.group not in ids:
+            name = f"{place.run_id}\x1f{one.group}".encode("utf-8", "replace")
+            is_guess = one.sample.group is None and one.sample.task is None
+            ids[one.group] = (GUESSED if is_guess else "g-") + hashlib.sha256(name).hexdigest()[:20]
+    return ids
+
+
+def _by_column(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+
+
+def _tokens(rollouts: Sequence[_Rollout], ids: Sequence[str], place: Place) -> Columns:
+    of_turns = [(rollout.turn, i) for rollout, i in zip(rollouts, ids, strict=True) if rollout.turn]
+    turns = [turn for turn, _ in of_turns]
+    return Columns(
+        {
+            "rollout_id": [i for _, i in of_turns],
+            "prompt_ids": [turn.prompt_ids for turn in turns],
+            "completion_ids": [turn.completion_ids for turn in turns],
+            "sampler_logprobs": [turn.logprobs for turn in turns],
+            "logprobs_reason": [turn.reason for turn in turns],
+        },
+        {"iteration": place.iteration},
+    )
+
+
+def _scores(rollouts: Sequence[_Rollout], ids: Sequence[str], place: Place) -> Columns:
+    """Return a row for each reward column of a response."""
+    names = ("target_id", "scorer", "value", "status", "components_json")
+    judged = [
+        (i, *judgement)
+        for rollout, i in zip(rollouts, ids, strict=True)
+        if rollout.role == ROLE
+        for judgement in _judgements(rollout.placed.sample)
+    ]
+    return Columns(_by_column(names, judged), _SCORE_CONSTANTS | {"iteration": place.iteration})
+
+
+def _judgements(sample: Sample) -> Iterator[tuple[str, float | None, str, str]]:
+    """Yield name, value, status and components of each reward column of a sample."""
     parts = sample.parts
     for name, written in sample.scores.items():
         value = value_of(written)
         components = parts
         if not isinstance(written, float) or value is None:
             components = {**parts, AS_WRITTEN: written}
-        yield {
-            **constants,
-            "target_id": rollout_id,
-            "scorer": scorer_name(name),
-            "value": value,
-            "status": "unscorable" if value is None else "ok",
-            "components_json": _json(components) if components else "{}",
-        }
+        status = "unscorable" if value is None else "ok"
+        yield scorer_name(name), value, status, _json(components) if components else "{}"
         parts = {}
 
 
@@ -329,15 +347,16 @@ def problem_text(piece: Slice, kind: str) -> str:
     )
 
 
-def _rollout_ids(rollouts: Sequence[Row], run_id: str) -> list[str]:
+def _rollout_ids(rollouts: Columns, place: Place) -> list[str]:
     """Return the event ids of rollouts, all at once."""
+    if not len(rollouts):
+        return []
     table = find_table("rollouts")
     places = [column for column in table.columns if column.place]
+    same = {**rollouts.same, "run_id": place.run_id}
     values = [
-        [run_id] * len(rollouts)
-        if column.name == "run_id"
-        else [rollout[column.name] for rollout in rollouts]
-        for column in places
+        rollouts.values[c.name] if c.name in rollouts.values else [same[c.name]] * len(rollouts)
+        for c in places
     ]
     schema = pa.schema([column.arrow_field for column in places])
-    return event_ids(table, pa.table(values, schema=schema)) if rollouts else []
+    return event_ids(table, pa.table(values, schema=schema))

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import storage
-from flows import importing
+from flows import import_parts, importing
 from flows.cli import app, main
 from flows.import_commands import import_command
 from flows.progress import Progress
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> storage.Store:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "Cutter", partial(Cutter, lines=10))
+    monkeypatch.setattr(import_parts, "Cutter", partial(Cutter, lines=10))
 
 
 def verl_folder(path: Path, num_lines: int, start: int = 0) -> Path:
@@ -312,7 +312,7 @@ def test_a_folder_is_followed_line_by_line(store: storage.Store, tmp_path: Path)
 
 
 def import_in_child(path: Path, folder: Path) -> None:
-    importing.Cutter = partial(Cutter, lines=20)  # type: ignore[assignment, misc]
+    import_parts.Cutter = partial(Cutter, lines=20)  # type: ignore[assignment, misc]
     import_here(storage.open(path), "verl", folder)
 
 
