@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
 import pytest
 
 import storage
@@ -17,11 +18,21 @@ from storage.views import Views
 from tests.storage.rows import OPENED, learned, planned, rollout, score, tokens, update
 
 
-@pytest.fixture
-def filled(store: storage.Store) -> storage.Store:
+def fill(store: storage.Store) -> storage.Store:
     writer = store.open_stream("r1", OPENED)
     writer.append({"rollouts": [rollout("p1"), rollout("p2")]}, "b")
     return store
+
+
+@pytest.fixture
+def filled(store: storage.Store) -> storage.Store:
+    return fill(store)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    """The same store once for all tests that only ask: it is asked, and never written to."""
+    return fill(storage.open(tmp_path_factory.mktemp("shared") / "store", create=True))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +56,8 @@ def filled(store: storage.Store) -> storage.Store:
         "select (select max(iteration) from rollouts), [x + 1 for x in [1, 2]]",
     ],
 )
-def test_one_select_is_answered(filled: storage.Store, query: str):
-    assert console.run_query(filled, query).columns
+def test_one_select_is_answered(shared: storage.Store, query: str):
+    assert console.run_query(shared, query).columns
 
 
 @pytest.mark.parametrize(
@@ -109,14 +120,17 @@ def test_one_select_is_answered(filled: storage.Store, query: str):
         "select * from nothing_of_that_name",
     ],
 )
-def test_everything_else_is_refused(filled: storage.Store, tmp_path: Path, query: str):
-    [segment] = (filled.path / "events" / "rollouts").rglob("*.parquet")
-    outside = tmp_path / "outside.parquet"
+def test_everything_else_is_refused(shared: storage.Store, query: str):
+    folder = shared.path.parent
+    [segment] = (shared.path / "events" / "rollouts").rglob("*.parquet")
+    outside = folder / "outside.parquet"
     outside.write_bytes(segment.read_bytes())
-    out = tmp_path / "out.csv"
+    out = folder / "out.csv"
     copying = f"with x as (copy (select 1) to '{out}') select 1"
-    [[serialized]] = filled.sql("select json_serialize_sql($q)", {"q": copying}).fetchall()
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with duckdb.connect(":memory:") as connection:
+        serialize = "select json_serialize_sql($q)"
+        [[serialized]] = connection.execute(serialize, {"q": copying}).fetchall()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for name, value in {
         "out": out,
         "segment": segment,
@@ -125,36 +139,36 @@ def test_everything_else_is_refused(filled: storage.Store, tmp_path: Path, query
     }.items():
         query = query.replace(f"{{{name}}}", str(value))
     with pytest.raises(storage.QueryError):
-        console.run_query(filled, query)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        console.run_query(shared, query)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
 
 
-def test_settings_are_locked_behind_the_gate(filled: storage.Store):
+def test_settings_are_locked_behind_the_gate(shared: storage.Store):
     settings = ("enable_external_access", "lock_configuration", "memory_limit", "temp_directory")
     query = "select " + ", ".join(f"current_setting('{name}')" for name in settings)
-    [row] = console.run_query(filled, query).rows
+    [row] = console.run_query(shared, query).rows
     assert row == (False, True, "1.8 GiB", "")
 
 
-def test_a_long_query_is_stopped(filled: storage.Store):
-    endless = "select sum(a.range % 7) from range(1000000000) a, range(100000) b"  # little memory
+def test_a_long_query_is_stopped(shared: storage.Store):
+    endless = "select sum(a.range % 7) from runs, range(1000000000) a, range(100000) b"  # little
     with pytest.raises(storage.QueryError, match=r"stopped after 0\.3 s"):
-        console.run_query(filled, endless, time_limit_s=0.3)
+        console.run_query(shared, endless, time_limit_s=0.3)
 
 
 def test_too_many_rows_are_refused(filled: storage.Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console, "MAX_ROWS", 10)
-    assert len(console.run_query(filled, "from range(10)").rows) == 10
+    assert len(console.run_query(filled, "from runs, range(10)").rows) == 10
     with pytest.raises(storage.QueryError, match="add a LIMIT"):
-        console.run_query(filled, "from range(11)")
+        console.run_query(filled, "from runs, range(11)")
 
 
 def test_a_query_that_needs_too_much_memory_fails_as_a_query(
     filled: storage.Store, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(console, "MEMORY_LIMIT", "20MB")
-    hungry = "select count(distinct range::varchar || 'x') from range(5000000)"
+    hungry = "select count(distinct range::varchar || 'x') from runs, range(5000000)"
     with pytest.raises(storage.QueryError, match="Out of Memory"):
         console.run_query(filled, hungry)
 
@@ -224,26 +238,32 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_characters_are_spelled_out_wherever_they_are(filled: storage.Store, kind: str):
-    hidden = HIDDEN[kind]
-    text = f"chr({ord(hidden[0])}) || '{hidden[1:]}'"
-    query = f"select {text} a, [{text}] b, {{'k': [{text}]}} c, map {{{text}: 1}} d"
-    result = console.run_query(filled, query)
-    assert result.rows[0][0] == hidden
-    renamed = [f"{name}{hidden}" for name in result.columns]
-    for shown in (table_text(renamed, result.rows), csv_text(renamed, result.rows)):
-        assert all(c.isprintable() or c in "\r\n" for c in shown)
-        assert shown.count(hidden[1:] or "\\") >= 8
-    shown = json_text(renamed, result.rows)
-    assert all(" " <= c <= "~" or c == "\n" for c in shown)
-    assert json.loads(shown)[0][f"b{hidden}"] == [hidden]
+def test_hidden_characters_are_spelled_out_wherever_they_are(shared: storage.Store):
+    selects = []
+    for hidden in HIDDEN.values():
+        text = f"chr({ord(hidden[0])}) || '{hidden[1:]}'"
+        selects.append(f"select {text} a, [{text}] b, {{'k': [{text}]}} c, map {{{text}: 1}} d")
+    result = console.run_query(shared, " union all ".join(selects))
+    for (kind, hidden), row in zip(HIDDEN.items(), result.rows, strict=True):
+        assert row[0] == hidden, kind
+        renamed = [f"{name}{hidden}" for name in result.columns]
+        for shown in (table_text(renamed, [row]), csv_text(renamed, [row])):
+            assert all(c.isprintable() or c in "\r\n" for c in shown), kind
+            assert shown.count(hidden[1:] or "\\") >= 8, kind
+        shown = json_text(renamed, [row])
+        assert all(" " <= c <= "~" or c == "\n" for c in shown), kind
+        assert json.loads(shown)[0][f"b{hidden}"] == [hidden], kind
 
 
-def test_errors_show_hidden_characters_too(filled: storage.Store):
-    for query in ("select chr(27)::int", "select \x1b[2J", 'from "\x1b[2J"', "select '\x1b'::int"):
+def test_errors_show_hidden_characters_too(shared: storage.Store):
+    for query in (
+        "select chr(27)::int from runs",
+        "select \x1b[2J",
+        'from "\x1b[2J"',
+        "select '\x1b'::int from runs",
+    ):
         with pytest.raises(storage.QueryError) as error:
-            console.run_query(filled, query)
+            console.run_query(shared, query)
         assert all(c.isprintable() or c == "\n" for c in str(error.value))
 
 
@@ -263,37 +283,37 @@ def test_numbers_are_no_formulas():
 def test_too_much_text_is_refused(filled: storage.Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console, "MAX_ANSWER_BYTES", 10_000)
     monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 10_000)
-    assert len(console.answer(filled, "select repeat('x', 1000) from range(9)")) > 9_000
+    assert len(console.answer(filled, "select repeat('x', 1000) from runs, range(9)")) > 9_000
     for query in (
-        "select repeat('x', 1000) from range(11)",
-        "select [repeat('x', 1000)] from range(11)",
-        "select {'a': repeat('x', 1000)} from range(11)",
-        "select range(2000)",
+        "select repeat('x', 1000) from runs, range(11)",
+        "select [repeat('x', 1000)] from runs, range(11)",
+        "select {'a': repeat('x', 1000)} from runs, range(11)",
+        "select range(2000) from runs",
     ):
         with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
             console.run_query(filled, query)
         with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
-            console.run_to_arrow(filled, query.replace("select", "select 'x' a,") + ", range(200)")
-    wide = "select repeat('x', if(range = 1, 1000, 1)) a, 1 from range(20)"
+            console.run_to_arrow(filled, query.replace("select", "select 'x' a,") + ", range(200) _")
+    wide = "select repeat('x', if(range = 1, 1000, 1)) a, 1 from runs, range(20)"
     with pytest.raises(storage.QueryError, match="use `--format csv`"):
         console.answer(filled, wide)
     assert console.answer(filled, wide, format_="csv").count("\n") == 21
 
 
-def test_rows_as_arrow_keep_their_types(filled: storage.Store):
+def test_rows_as_arrow_keep_their_types(shared: storage.Store):
     rows, damaged = console.run_to_arrow(
-        filled,
+        shared,
         "select 1::smallint a, recorded_at, [1.5::float] f, {'k': date '2026-01-02'} s from runs",
     )
     assert damaged == {}
     types = [str(field.type).split("[us")[0] for field in rows.schema]
     assert types == ["int16", "timestamp", "list<l: float>", "struct<k: date32[day]>"]
     with pytest.raises(storage.QueryError, match="different names"):
-        console.run_to_arrow(filled, "select 1 a, 2 a")
+        console.run_to_arrow(shared, "select 1 a, 2 a from runs")
     with pytest.raises(storage.QueryError, match="one SELECT"):
-        console.run_to_arrow(filled, "drop view runs")
+        console.run_to_arrow(shared, "drop view runs")
     with pytest.raises(storage.QueryError, match="the query failed"):
-        console.run_to_arrow(filled, "select ('a' || range)::int x from range(3)")
+        console.run_to_arrow(shared, "select ('a' || range)::int x from runs, range(3)")
 
 
 def test_a_query_whose_segments_were_compacted_and_deleted_is_asked_again(
@@ -340,10 +360,10 @@ def test_files_for_duckdb_are_only_the_named_ones_and_only_read(filled: storage.
         assert files.glob(other_path) == []
 
 
-def test_json_holds_every_kind_of_value(filled: storage.Store):
+def test_json_holds_every_kind_of_value(shared: storage.Store):
     query = """select 1.5::double f, 'nan'::double n, true t, null z, [1, 2] l,
                       {'k': date '2026-01-02'} s, recorded_at m from runs"""
-    [row] = json.loads(console.answer(filled, query, format_="json"))
+    [row] = json.loads(console.answer(shared, query, format_="json"))
     moment = row.pop("m")
     assert row == {
         "f": 1.5,
