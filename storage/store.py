@@ -353,12 +353,17 @@ class Store:
     def _connection(
         self, state: State, number: int, query: str, allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
-        """Return a cursor that knows what `query` reads as of `number`; it serves one head."""
-        from storage.views import Views
+        """Return a cursor that knows what `query` reads as of `number`; it serves one head.
+
+        Only plain names are read as of `number`: a query without any can share the connection of
+        another one.
+        """
+        from storage.views import Views, plain_names_in
 
         with self._lock:
-            key = (state.head, number, allow_damaged)
-            if self._views is None or self._views[0] != key:
+            key = (state.head, allow_damaged)
+            is_known = self._views is not None and self._views[0] == key
+            if not is_known or (self._views[1].as_of != number and plain_names_in(query)):
                 without = self.damaged() if allow_damaged else {}
                 live = [s for s in state.segments.values() if s.path not in without]
                 self._views = key, Views(str(self.path), live, number)

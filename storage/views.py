@@ -50,6 +50,7 @@ ORDERS = {  # of views whose text has none
     "replay_buffer": "run_id, unit, entry_id",
 }
 _PARAMETER = re.compile(r"\$(\w+)")
+_PLAIN = re.compile(r"\b\w+\b(?!\s*\()")
 _CATALOG = re.compile(r"\b(show|information_schema|(duckdb|pg|sqlite)_\w+)\b", re.IGNORECASE)
 _SETUP = (
     "set global TimeZone = 'UTC'",
@@ -83,15 +84,13 @@ class Views:
 
         A plain view is bound when it is created, which opens every file it reads.
         """
-        needed = names_in(query)
-        plain = needed if len(needed) == len(TABLES) + len(VIEWS) else _words(query) & {*needed}
-        for name in needed:
+        for name in names_in(query):
             if name in TABLES:
                 select = table_sql(TABLES[name], self._root, self._segments[name])
                 self._define(f"macro {name}(as_of) as table {select}", name)
             else:
                 self._define(macro_sql(name), name)
-        for name in plain:
+        for name in plain_names_in(query):
             select = f"select * from {name}({self.as_of})"  # noqa: S608
             self._define(f"view {name} as {select}", name)
 
@@ -117,6 +116,18 @@ def names_in(query: str) -> list[str]:
     if not found or _CATALOG.search(query):
         return everything
     return [name for name in everything if name in found]
+
+
+def plain_names_in(query: str) -> list[str]:
+    """Return those of `names_in` that `query` may read as of the number of its connection.
+
+    `rollouts(17)` says itself as of when. A query that may read all names may read them plain.
+    """
+    needed = names_in(query)
+    if len(needed) == len(TABLES) + len(VIEWS):
+        return needed
+    plain = set(_PLAIN.findall(query.lower()))
+    return [name for name in needed if name in plain]
 
 
 @cache
@@ -150,7 +161,7 @@ def macro_sql(name: str) -> str:
 
 
 def source_sql(name: str, number: int, given: Collection[str] = ()) -> str:
-    """Return how a query names a table or view; with arguments, as a macro as of `number`.
+    """Return how a query names a table or view as of `number`, with arguments for a view.
 
     Their values are the query's parameters of the same names.
 
@@ -164,7 +175,7 @@ def source_sql(name: str, number: int, given: Collection[str] = ()) -> str:
             f"{', '.join(given)}"
         )
     called = ", ".join([str(number), *(f"{argument} := ${argument}" for argument in given)])
-    return f"{name}({called})" if given else name
+    return f"{name}({called})"
 
 
 def ask_names() -> list[str]:

@@ -13,12 +13,22 @@ def _rank(score: Row) -> tuple[bool, int]:
     return score["status"] in ("ok", "unscorable"), score["attempt"]
 
 
+def all_rows(store: storage.Store) -> dict[str, list[Row]]:
+    return {name: store.read(name) for name in storage.TABLES}
+
+
 class Oracle:
     """Everything the buffer of one run depends on, read row by row in the order of the log."""
 
-    def __init__(self, store: storage.Store, run_id: str, version: str | None) -> None:
+    def __init__(
+        self,
+        store: storage.Store,
+        run_id: str,
+        version: str | None,
+        rows: dict[str, list[Row]] | None = None,
+    ) -> None:
         self.run_id = run_id
-        self.rows = {name: store.read(name) for name in storage.TABLES}
+        self.rows = rows or all_rows(store)
         own = {name: [r for r in rows if r["run_id"] == run_id] for name, rows in self.rows.items()}
         order = store.sql("select event_id from rollouts order by _commit, _row").fetchall()
         self.commits = {
