@@ -362,12 +362,12 @@ class Store:
 
         with self._lock:
             key = (state.head, allow_damaged)
-            is_known = self._views is not None and self._views[0] == key
-            if not is_known or (self._views[1].as_of != number and plain_names_in(query)):
+            views = self._views[1] if self._views is not None and self._views[0] == key else None
+            if views is None or (views.as_of != number and plain_names_in(query)):
                 without = self.damaged() if allow_damaged else {}
                 live = [s for s in state.segments.values() if s.path not in without]
-                self._views = key, Views(str(self.path), live, number)
-            views = self._views[1]
+                views = Views(str(self.path), live, number)
+                self._views = key, views
             views.define(query)
             return views.connection.cursor()
 

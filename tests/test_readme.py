@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import storage
 from flows.cli import app
 from flows.config import load_config
 from flows.study import load_study
-from tests.flows.conftest import RUN_ID, replay_config, run_here
+from tests.flows.conftest import RUN_ID, replayed_store
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,7 +31,7 @@ TRAINING = [c for c in COMMANDS if c.split()[1] == "train"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose `rrl-data` holds a finished run that replays."""
     path = tmp_path_factory.mktemp("readme")
-    run_here(path / "rrl-data", replay_config())
+    shutil.copytree(replayed_store(tmp_path_factory).path, path / "rrl-data")
     return path
 
 

@@ -1,5 +1,6 @@
 """Runs of the smoke configuration, in this process or in child processes that can be killed."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -85,20 +86,42 @@ def kill_after(
     return True
 
 
+def made_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
+) -> storage.Store:
+    """Return the store that `make` fills at a path: the first worker that needs it does."""
+    folder = factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    path, is_made = folder / name / "store", folder / name / "made"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_made.exists():
+            path.parent.mkdir()
+            make(path)
+            is_made.touch()
+    return storage.open(path)
+
+
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
     """The smoke run, trained once without a break (one thread, like the children)."""
-    path = tmp_path_factory.mktemp("uninterrupted") / "store"
-    log = path.parent / "log.txt"
-    child = start_child(path, log, "smoke", "--run-id", RUN_ID, "--set", "tracking.mlflow=false")
-    assert child.wait(240) == 0, log.read_text()
-    return storage.open(path)
+
+    def make(path: Path) -> None:
+        log, changed = path.parent / "log.txt", "tracking.mlflow=false"
+        child = start_child(path, log, "smoke", "--run-id", RUN_ID, "--set", changed)
+        assert child.wait(240) == 0, log.read_text()
+
+    return made_once(tmp_path_factory, "uninterrupted", make)
 
 
 @pytest.fixture(scope="session")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
     """The smoke run that replays every unit; read it, never write to it."""
-    return run_here(tmp_path_factory.mktemp("replayed") / "store", replay_config())
+    return replayed_store(tmp_path_factory)
+
+
+def replayed_store(factory: pytest.TempPathFactory) -> storage.Store:
+    return made_once(factory, "replayed", lambda path: run_here(path, replay_config()))
 
 
 Snapshot = Callable[[storage.Store], Any]

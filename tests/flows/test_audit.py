@@ -52,7 +52,7 @@ def test_an_edited_replays_value_is_found_by_deriving_it_again(
         return rows
 
     monkeypatch.setattr(tasks, "replay_rows", forged)
-    store = run_here(tmp_path / "store", replay_config("run.iterations=2"))
+    store = run_here(tmp_path / "store", replay_config("run.iterations=2", "evaluation.every=off"))
     first, second = audited(store)
     assert [d.what for d in first.differences] == ["replay"]
     assert "advantage" in first.differences[0].where
@@ -160,7 +160,7 @@ def test_an_altered_pick_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return decision
 
     monkeypatch.setattr(replaying, "decide", forged)
-    store = run_here(tmp_path / "store", replay_config("run.iterations=3"))
+    store = run_here(tmp_path / "store", replay_config("run.iterations=3", "evaluation.every=off"))
     found = differences(store)
     picks = store.read("picks", run_id=RUN_ID)
     assert picks

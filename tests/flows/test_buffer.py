@@ -54,7 +54,7 @@ def test_below_the_capacity_the_same_is_picked(replayed: storage.Store, pin: Pin
 
 
 def test_a_model_that_judges_within_the_capacity_is_bounded_by_it_already(tmp_path: Path):
-    config = replay_config("replay.capacity=10", "run.iterations=4")
+    config = replay_config("replay.capacity=10", "run.iterations=3", "evaluation.every=off")
     store = run_here(tmp_path / "store", config)
     model = store.read("value_models", run_id=RUN_ID)[-1]
     pins = [Pin(store.head().number, version) for version in (model["scorer_version"], NO_MODEL)]

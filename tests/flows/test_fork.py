@@ -1,5 +1,6 @@
 """A fork goes on as its parent did, with the parent's history, and copies nothing."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,16 @@ from flows.commands import train as train_command
 from flows.config import ConfigError
 from flows.forking import parse_fork, plan_fork
 from flows.lineage import Lineage, Stretch, lineage_of
-from tests.flows.conftest import RUN_ID, replay_config, run_here
+from tests.flows.conftest import RUN_ID, replay_config, run_here, smoke_config
 
 FORK_ID = "fork-run"
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+def forked(tmp_path_factory: pytest.TempPathFactory, replayed: storage.Store) -> storage.Store:
     """The replaying smoke run, and a fork of it at iteration 3 with unchanged configuration."""
     path = tmp_path_factory.mktemp("forked") / "store"
-    run_here(path, replay_config())
+    shutil.copytree(replayed.path, path)
     train_command(TrainRequest(None, (), None, FORK_ID, "none", False, f"{RUN_ID}@3"), path, True)
     return storage.open(path)
 
@@ -106,8 +107,6 @@ def test_a_fork_is_written_run_at_iteration():
 
 
 def test_a_policy_whose_optimizer_state_is_gone_cannot_be_forked(tmp_path: Path):
-    store = run_here(
-        tmp_path / "store", replay_config("run.iterations=4", "tracking.keep_optimizer=last2")
-    )
+    store = run_here(tmp_path / "store", smoke_config("tracking.keep_optimizer=last2"))
     with pytest.raises(storage.StorageError, match="no longer kept"):
         plan_fork(store, f"{RUN_ID}@1", None, ())

@@ -41,24 +41,25 @@ def test_a_refit_every_second_iteration_judges_both(tmp_path: Path):
 
 
 def test_within_the_capacity_the_best_stay_and_a_resumed_run_judges_the_same(tmp_path: Path):
-    store = run_here(tmp_path / "store", replay_config("replay.capacity=20"))
+    config = replay_config("replay.capacity=20", "run.iterations=4")
+    store = run_here(tmp_path / "store", config)
     judged: dict[str, set[str]] = {}
     prompts = {s["event_id"] for s in store.read("states") if s["prefix_tokens"] == 0}
     for row in store.read("scores", run_id=RUN_ID):
         if row["kind"] == "value" and row["target_id"] not in prompts:
             judged.setdefault(row["scorer_version"], set()).add(row["target_id"])
     versions = [m["scorer_version"] for m in store.read("value_models", run_id=RUN_ID)]
-    assert [len(judged[version]) for version in versions] == [20] * 6
+    assert [len(judged[version]) for version in versions] == [20] * 4
     kept = [len(judged[newer] & judged[older]) for older, newer in pairwise(versions)]
     assert sum(kept) > 0  # not all of them give way to what is new
-    audited = list(audit(store, RUN_ID, replay_config("replay.capacity=20")))
+    audited = list(audit(store, RUN_ID, config))
     assert [str(d) for a in audited for d in a.differences] == []
 
 
 def test_prompts_that_nobody_can_score_are_replayed_without_credit(tmp_path: Path):
     config = replay_config(
         "sampler.engine=fake", "task.reward=tests.flows.rewards:seldom_scored",
-        'replay.units=["state"]',
+        'replay.units=["state"]', "run.iterations=4", "evaluation.every=off",
     )  # fmt: skip
     store = run_here(tmp_path / "store", config)
     assert {row["status"] for row in store.read("scores", run_id=RUN_ID)} == {"ok", "unscorable"}
@@ -165,13 +166,7 @@ def test_steps_are_taken_again_to_the_last_bit(replayed: storage.Store):
             assert [s.loss for s in retaken.steps] == [s.recorded_loss for s in retaken.steps]
 
 
-def test_the_same_run_elsewhere_replays_the_same(replayed: storage.Store, tmp_path: Path):
-    again = run_here(tmp_path / "store", replay_config())
-    for table in ("picks", "replay_plans", "replays", "learned_samples", "policies", "states"):
-        assert contents(again, table) == contents(replayed, table), table
-
-
-def test_judging_from_outside_changes_no_pick(
+def test_the_same_run_elsewhere_replays_the_same_also_when_judged_from_outside(
     replayed: storage.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # after every iteration another stream judges the run: by its value model, and by a reward
@@ -187,10 +182,10 @@ def test_judging_from_outside_changes_no_pick(
                 num_judged.append(sum(summary.scores.values()))
 
     monkeypatch.setattr(tasks, "track", track_and_judge)
-    disturbed = run_here(tmp_path / "store", replay_config())
+    again = run_here(tmp_path / "store", replay_config())
     assert sum(num_judged) > 100
-    for table in ("picks", "replays", "policies"):
-        assert contents(disturbed, table) == contents(replayed, table), table
+    for table in ("picks", "replay_plans", "replays", "learned_samples", "policies", "states"):
+        assert contents(again, table) == contents(replayed, table), table
 
 
 def contents(store: storage.Store, table: str) -> dict[str, str]:

@@ -33,13 +33,15 @@ TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "dist
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
 
 
+NUM_ITERATIONS = 4
 TASK = {
     "reward": "rrl_core.tasks.dense:contains_digit", "num_train": 12, "num_eval": 6,
 }  # fmt: skip
 
 
 def review_config(*overrides: str) -> RunConfig:
-    return load_config(Path("smoke-review"), ["tracking.mlflow=false", *overrides])
+    ours = ["tracking.mlflow=false", f"run.iterations={NUM_ITERATIONS}"]
+    return load_config(Path("smoke-review"), [*ours, *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_a_distilled_answer_follows_the_prompt_alone(reviewed: storage.Store):
     targets = {row["event_id"]: row for row in read(reviewed, "distillations")}
     assert targets
     seen = 0
-    for iteration in range(1, 6):
+    for iteration in range(1, NUM_ITERATIONS + 1):
         for _, samples in planned_steps(reviewed, RUN_ID, iteration):
             for sample in samples:
                 if sample.term == "distill":
@@ -139,7 +141,7 @@ def test_controls_are_scored_and_never_learned_from(reviewed: storage.Store):
 def test_the_audit_confirms_a_run_with_reviews(reviewed: storage.Store):
     audited = list(audit(reviewed, RUN_ID, review_config()))
     assert [str(d) for a in audited for d in a.differences] == []
-    assert len(audited) == 5
+    assert len(audited) == NUM_ITERATIONS
 
 
 def test_a_step_with_distilled_answers_is_taken_again_to_the_same_adapter(reviewed: storage.Store):
@@ -155,7 +157,7 @@ def test_what_was_sampled_is_counted_by_role(reviewed: storage.Store):
     rollouts = read(reviewed, "rollouts")
     num = {(row["role"], row["arm"]): row["num_rollouts"] for row in sampled}
     assert num == Counter((r["role"], r["arm"]) for r in rollouts)
-    assert num["attempt", None] == 5 * 6 * 4
+    assert num["attempt", None] == NUM_ITERATIONS * 6 * 4
     tokens = {(row["role"], row["arm"]): row["num_tokens"] for row in sampled}
     assert tokens["review", None] == sum(
         r["num_completion_tokens"] for r in rollouts if r["role"] == "review"
@@ -224,7 +226,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[storage.Store
     path = tmp_path_factory.mktemp("scripted") / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arms, "SHARE", 1.0)
-        store = scripted_run(path, "tracking.keep_optimizer=all")
+        changes = ("tracking.keep_optimizer=all", f"run.iterations={NUM_ITERATIONS}")
+        store = scripted_run(path, *changes)
         request = TrainRequest(None, (), None, "fork", "none", False, f"{RUN_ID}@2")
         with scripted_sampler():
             train_command(request, path, True)

@@ -54,7 +54,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Asked]]:
 
 @pytest.mark.parametrize(
     "config_of",
-    [lambda *overrides: replay_config("run.iterations=4", *overrides), smoke_review],
+    [lambda *overrides: replay_config("run.iterations=3", *overrides), smoke_review],
     ids=["replay", "review"],
 )
 def test_the_same_events_beside_generation_as_after_it(
@@ -68,6 +68,7 @@ def test_the_same_events_beside_generation_as_after_it(
     assert len(pool["judged"]) == len(pool["asked"])
     after = run_here(tmp_path / "after", config_of(reward, "task.reward_time_limit_s=off"))
     expected = fingerprint(after, tables=COMPARED)
+    assert expected["retries"] or expected["reviews"]
     assert len(expected["scores"]) >= len(pool["begun"])
     assert fingerprint(beside, tables=COMPARED) == expected
 

@@ -5,7 +5,6 @@ import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -293,7 +292,9 @@ def test_too_much_text_is_refused(filled: storage.Store, monkeypatch: pytest.Mon
         with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
             console.run_query(filled, query)
         with pytest.raises(storage.QueryError, match="at most 10000 bytes"):
-            console.run_to_arrow(filled, query.replace("select", "select 'x' a,") + ", range(200) _")
+            console.run_to_arrow(
+                filled, query.replace("select", "select 'x' a,") + ", range(200) _"
+            )
     wide = "select repeat('x', if(range = 1, 1000, 1)) a, 1 from runs, range(20)"
     with pytest.raises(storage.QueryError, match="use `--format csv`"):
         console.answer(filled, wide)

@@ -96,9 +96,7 @@ def answers_of(store: storage.Store, queries: list[str], as_of: int | None) -> l
 
 
 @pytest.mark.parametrize("as_of", [None, 13])
-def test_duckdb_alone_gives_every_answer(
-    filled: storage.Store, tmp_path: Path, as_of: int | None
-):
+def test_duckdb_alone_gives_every_answer(filled: storage.Store, tmp_path: Path, as_of: int | None):
     folder = exported(filled, tmp_path / "out", as_of)
     assert sorted(os.listdir(folder)) == ["rrl.duckdb", "views.sql"]
     names = [*TABLES, *VIEWS]

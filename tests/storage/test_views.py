@@ -8,7 +8,7 @@ import pytest
 
 import storage
 from storage.schemas import TABLES
-from storage.views import ORDERS, VIEWS, ask_names, ask_sql, names_in, view_sql
+from storage.views import ORDERS, VIEWS, ask_names, ask_sql, names_in, plain_names_in, view_sql
 from tests.storage.replay_rows import pick
 from tests.storage.rows import OPENED, learned, pin, planned, rollout, score, update
 
@@ -503,6 +503,13 @@ def test_what_a_query_may_read_is_found_through_views():
     ]
     for query in ("select 1", "show tables", "from information_schema.tables join runs on true"):
         assert names_in(query) == [*TABLES, *VIEWS]
+
+
+def test_names_that_say_as_of_when_are_not_plain():
+    assert plain_names_in("from rollouts(3) join Scores on true") == ["scores"]
+    assert plain_names_in("from rollouts (3), rollouts where true") == ["rollouts"]
+    assert plain_names_in("from latest_scores(as_of := 2)") == []
+    assert plain_names_in("select 1") == [*TABLES, *VIEWS]
 
 
 def test_an_unknown_view_is_named(store: storage.Store):
