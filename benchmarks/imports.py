@@ -50,8 +50,8 @@ def memory_mb() -> tuple[float, float]:
     children = Path("/proc/self/task").glob("*/children")
     numbers = ["self", *(number for path in children for number in path.read_text().split())]
     texts = [Path(f"/proc/{number}/status").read_text() for number in numbers]
-    resident, peak = (
-        sum(int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) for text in texts)
+    resident, peak = (  # a child that has ended has neither
+        sum(int(kb) for text in texts for kb in re.findall(rf"{name}:\s+(\d+) kB", text))
         for name in ("VmRSS", "VmHWM")
     )
     return resident * 1024 / 1e6, peak * 1024 / 1e6
