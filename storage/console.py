@@ -53,6 +53,7 @@ MEMORY_LIMIT = "2GB"
 TIME_LIMIT_S = 60.0
 MAX_ROWS = 100_000
 _BATCH_ROWS = 10_000
+_INTERRUPT_S = 0.02
 
 Taken = TypeVar("Taken")
 
@@ -290,14 +291,27 @@ def _check_size(num_rows: int, size: int) -> None:
 
 @contextmanager
 def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
-    timer = threading.Timer(seconds, connection.interrupt)
-    timer.daemon = True
-    timer.start()
+    """Interrupt what runs on a connection after `seconds`, and what is begun on it after that.
+
+    DuckDB forgets an interrupt that comes between two statements, so it is told again and again.
+    """
+    is_done, is_late = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        if is_done.wait(seconds):
+            return
+        is_late.set()
+        while not is_done.wait(_INTERRUPT_S):
+            connection.interrupt()
+
+    watch = threading.Thread(target=interrupt, daemon=True)
+    watch.start()
     try:
         yield
     except QueryError as error:
-        if isinstance(error.__cause__, duckdb.InterruptException) and not timer.is_alive():
+        if isinstance(error.__cause__, duckdb.InterruptException) and is_late.is_set():
             raise QueryError(f"the query was stopped after {seconds:g} s; ask for less") from error
         raise
     finally:
-        timer.cancel()
+        is_done.set()
+        watch.join()

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pytest
@@ -154,6 +156,22 @@ def test_a_long_query_is_stopped(shared: storage.Store):
     endless = "select sum(a.range % 7) from runs, range(1000000000) a, range(100000) b"  # little
     with pytest.raises(storage.QueryError, match=r"stopped after 0\.3 s"):
         console.run_query(shared, endless, time_limit_s=0.3)
+
+
+def test_a_query_that_begins_after_its_time_is_stopped(
+    shared: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    """DuckDB forgets an interrupt that finds nothing at work, as between two statements."""
+    lock = console.locked
+
+    def lock_late(views: Any) -> Any:
+        time.sleep(0.3)
+        return lock(views)
+
+    monkeypatch.setattr(console, "locked", lock_late)
+    endless = "select sum(a.range % 7) from runs, range(1000000000) a, range(100000) b"
+    with pytest.raises(storage.QueryError, match=r"stopped after 0\.1 s"):
+        console.run_query(shared, endless, time_limit_s=0.1)
 
 
 def test_too_many_rows_are_refused(filled: storage.Store, monkeypatch: pytest.MonkeyPatch):
