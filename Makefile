@@ -35,7 +35,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=20
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or vllm' --timeout 900 --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or vllm' -n 2 --dist loadfile --timeout 900 --durations=20
 
 lint: setup
 	$(BIN)/ruff format --check .

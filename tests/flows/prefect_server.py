@@ -85,6 +85,13 @@ class PrefectServer:
         path = f"/deployments/{self.deployment(name)['id']}/create_flow_run"
         return str(self.request("POST", path, json={"parameters": parameters})["id"])
 
+    def finished(self, name: str, **parameters: Any) -> dict[str, Any]:
+        """Run a deployment to its end; again where one that was scheduled was in its way."""
+        while True:
+            flow_run = self.ended(self.run(name, **parameters))
+            if "concurrency limit" not in (flow_run["state"]["message"] or ""):
+                return flow_run
+
     def runs(self, **wanted: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.request(
             "POST", "/flow_runs/filter", json={"flow_runs": wanted}

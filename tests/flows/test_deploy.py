@@ -295,7 +295,7 @@ def test_a_killed_training_flow_is_recorded_and_resumed_without_loss(
 
     facts = {c.name: opened[c.name] for c in storage.TABLES["runs"].columns if not c.place}
     store.open_stream("broken", facts | {"config_json": '{"unheard": 1}'})  # dead as well
-    resuming = server.ended(server.run("resume-dead-runs", store=str(path)))
+    resuming = server.finished("resume-dead-runs", store=str(path))
     assert "not resumed: broken;" in resuming["state"]["message"]
     failures = recorded(store, "flow-resume-dead-runs", 2)
     assert [r["subject"] for r in failures] == ["broken", resuming["id"]]

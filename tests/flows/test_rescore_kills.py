@@ -87,7 +87,7 @@ def test_five_kills_repeat_no_shard_and_lose_no_score(memory_path: Path):  # noq
     check_resumed(store, ids, closed, done)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_twenty_kills_of_a_long_history(memory_path: Path):  # noqa: F811
     store = storage.open(memory_path, create=True)
     ids = write_history(store, 20_000, per_commit=2_000)

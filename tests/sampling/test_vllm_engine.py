@@ -98,7 +98,7 @@ def test_an_engine_that_fails_is_a_sampler_error(
         raise RuntimeError("out of memory")
 
     case.sampler.load_policy(case.policy, 0)
-    monkeypatch.setattr(case.sampler._llm, "generate", fail)
+    monkeypatch.setattr(case.sampler._llm, "enqueue", fail)
     with pytest.raises(SamplerError, match="failed on 1 requests: out of memory"):
         case.sampler.generate([SampleRequest((65,), 0)], SamplingParams())
 

@@ -64,7 +64,7 @@ def test_text_scorers_are_lawful(completions):
         lambda: CodeTests(Limits(), allow_limits_only=True),
         lambda: MathVerify(num_children=1),
         lambda: GeneratorScorer(num_children=1),
-        lambda: make_reward("rrl_core.tasks.dense:contains_digit"),
+        lambda: make_reward("tests.flows.rewards:contains_digit"),
     ],
     ids=["code", "math", "reasoning", "own"],
 )
