@@ -12,8 +12,8 @@ Our choices:
 2. Of a prompt the first `MAX_RESPONSES` are cut, in the order of their ids.
 3. They are no attempts: neither p_hat nor the value model learns from what others achieved.
 4. Reviewed are failures at prompts that the run tried in an earlier iteration and does not try in
-   this one, one of a prompt and none twice. What comes of them is not distilled: a target follows
-   an attempt of the policy itself.
+   this one, one of a prompt and none whose review was read. What comes of them is not distilled: a
+   target follows an attempt of the policy itself.
 """
 
 from collections.abc import Collection

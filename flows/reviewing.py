@@ -109,7 +109,8 @@ def gated(source: Source, iteration: int) -> list[Gated]:
         SUCCESS,
     )
     failed = [(attempts[i], scores[attempts[i]["event_id"]]["feedback"]) for i in chosen]
-    failed += imported_failures(source, iteration, {a["prompt_id"] for a in attempts})
+    attempted = {r["prompt_id"] for r in read("rollouts") if r["role"] == "attempt"}
+    failed += imported_failures(source, iteration, attempted)
     asked = [source.prompts[attempt["prompt_id"]] for attempt, _ in failed]
     [pin] = read("views_pinned")
     memory = read_memory(store, run_id, config, pin["as_of"])

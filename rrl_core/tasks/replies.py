@@ -72,9 +72,15 @@ class OwnEnvironment:
         self._checker = Checker(SERVED, time_limit_s, num_children, told, is_environment_given=True)
 
     def reply(self, prompt: Prompt, conversation: Messages) -> Reply:
-        """Return what the function says."""
+        """Return what the function says.
+
+        Raises:
+            TaskError: it cannot be loaded in a child, or its file is no longer that of the version.
+        """
         said = [dict(message) for message in conversation]
         answer = self._checker.ask([prompt_facts(prompt), said])
+        if not answer.is_asked:
+            raise TaskError(f"environment `{self.name}` answers nothing more: {answer.reason}")
         if answer.status != "ok":
             return Reply((), "environment_error")
         messages, status = answer.value
@@ -131,6 +137,9 @@ def reply_all(
 
     An environment that raises, or whose answer is no reply, costs one episode, not the batch: the
     status is then "environment_error", and there are no messages.
+
+    Raises:
+        TaskError: the environment can answer nothing more.
     """
     reply = partial(_reply_one, environment)
     if len(prompts) <= 1:
@@ -145,6 +154,8 @@ def _reply_one(environment: Environment, prompt: Prompt, conversation: Messages)
         if reply.status not in get_args(ReplyStatus):
             return Reply((), "environment_error")
         return Reply(tuple(map(_message, reply.messages)), reply.status)
+    except TaskError:
+        raise
     except (Exception, SystemExit):  # a user's environment may raise anything, or exit
         return Reply((), "environment_error")
 

@@ -4,7 +4,8 @@
 -- Columns:
 --   Rewards are by the run's newest reward scorer; a success is 0.999 or more.
 --   num_attempted, num_failed_prompts, num_gated  prompts with an attempt, with a failed one, with a
---                            review (controls aside); a reviewed failure of an import is none
+--                            review (controls aside); a reviewed failure of an import is none, but
+--                            counts in the columns about reviews and second attempts
 --   trigger_rate             num_gated / num_attempted
 --   num_reviews              reviews that were read; num_ok, num_malformed, num_empty, num_truncated
 --                            and num_parrot of them have that status

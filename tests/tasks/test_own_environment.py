@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from rrl_core.tasks.protocol import Environment, Messages, Prompt, Reply, TaskError
-from rrl_core.tasks.replies import load_environment, reply_all, serve_environment
+from rrl_core.tasks.replies import (
+    FunctionEnvironment,
+    OwnEnvironment,
+    load_environment,
+    reply_all,
+    serve_environment,
+)
 
 SPEC = "tests.tasks.tiny_environment:obey"
 PROMPT = Prompt(
@@ -48,3 +54,9 @@ def test_a_child_says_what_this_process_says(environment: Environment, said: str
 def test_an_edited_file_is_not_served() -> None:
     with pytest.raises(TaskError, match="was edited: expected version 0"):
         serve_environment(SPEC, "0")
+
+
+def test_an_environment_that_no_child_can_serve_is_an_error_and_no_reply() -> None:
+    edited = FunctionEnvironment(SPEC, "0", lambda prompt, said: None, 3, None)
+    with pytest.raises(TaskError, match=r"answers nothing more: .*was edited"):
+        reply_all(OwnEnvironment(edited, 5.0), [PROMPT] * 2, [conversation("a")] * 2)

@@ -29,11 +29,15 @@ MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Answer:
-    """What the checker returned; without "ok" nothing but the reason why there is none."""
+    """What the checker returned; without "ok" nothing but the reason why there is none.
+
+    `is_asked` is False where no child could be started that answers questions.
+    """
 
     status: Literal["ok", "timeout", "error"]
     value: Any = None
     reason: str = ""
+    is_asked: bool = True
 
 
 class Checker:
@@ -129,7 +133,7 @@ class _Child:
 
     def ask(self, question: Any, limit_s: float) -> Answer:
         if self._failure:
-            return Answer("error", reason=self._failure)
+            return Answer("error", reason=self._failure, is_asked=False)
         assert self._process.stdin is not None
         lines = LineReader(self._output, MAX_ANSWER_BYTES)
         try:
