@@ -240,7 +240,7 @@ def _ask(
                     "expected a query over the store's tables and views, came one that opens files "
                     f"({printable_lines(str(error))}); nothing was read or written"
                 ) from error
-            except duckdb.Error as error:
+            except (duckdb.Error, OSError) as error:  # Arrow's readers raise the latter
                 if not question.allow_damaged:
                     store.check_whole(again=True)
                 raise QueryError(f"the query failed: {printable_lines(str(error))}") from error
@@ -309,7 +309,7 @@ def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Iterat
     try:
         yield
     except QueryError as error:
-        if isinstance(error.__cause__, duckdb.InterruptException) and is_late.is_set():
+        if is_late.is_set() and "INTERRUPT Error" in str(error.__cause__):
             raise QueryError(f"the query was stopped after {seconds:g} s; ask for less") from error
         raise
     finally:

@@ -158,6 +158,16 @@ def test_a_long_query_is_stopped(shared: storage.Store):
         console.run_query(shared, endless, time_limit_s=0.3)
 
 
+def test_rows_for_arrow_that_come_too_long_are_stopped(
+    shared: storage.Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(console, "MAX_ROWS", 10**12)
+    monkeypatch.setattr(console, "MAX_ANSWER_BYTES", 10**12)
+    endless = "select (a.range % 7)::utinyint x from runs, range(100000000000) a"
+    with pytest.raises(storage.QueryError, match=r"stopped after 0\.2 s"):
+        console.run_to_arrow(shared, endless, time_limit_s=0.2)
+
+
 def test_a_query_that_begins_after_its_time_is_stopped(
     shared: storage.Store, monkeypatch: pytest.MonkeyPatch
 ):
