@@ -67,7 +67,8 @@ class Store:
         self.files = files
         self.log = Log(files)
         self._lock = threading.Lock()
-        self._views: tuple[Any, Views] | None = None
+        self._views: Views | None = None
+        self._views_head = 0  # the commit whose live segments they read
         self._whole: set[str] = set()  # segments whose size and footer were checked
         self._checked: set[str] = set()  # segments whose hash was checked
 
@@ -346,6 +347,7 @@ class Store:
             yield
         except (duckdb.Error, OSError) as error:  # Arrow's readers raise the latter
             self._whole.clear()
+            self._views = None  # DuckDB gives up a database in which it failed itself
             if not allow_damaged:
                 self.check_whole()
             raise QueryError(f"the query failed: {error}") from error
@@ -353,21 +355,28 @@ class Store:
     def _connection(
         self, state: State, number: int, query: str, allow_damaged: bool
     ) -> "duckdb.DuckDBPyConnection":
-        """Return a cursor that knows what `query` reads as of `number`; it serves one head.
+        """Return a cursor that knows what `query` reads as of `number`.
 
         Only plain names are read as of `number`: a query without any can share the connection of
-        another one.
+        another one. It is kept as the log goes on, since it has read the footers of segments, and
+        never goes back: another thread may be about to ask it as of a later commit.
         """
         from storage.views import Views, plain_names_in
 
+        live = state.segments.values()
         with self._lock:
-            key = (state.head, allow_damaged)
-            views = self._views[1] if self._views is not None and self._views[0] == key else None
-            if views is None or (views.as_of != number and plain_names_in(query)):
-                without = self.damaged() if allow_damaged else {}
-                live = [s for s in state.segments.values() if s.path not in without]
-                views = Views(str(self.path), live, number)
-                self._views = key, views
+            if allow_damaged:
+                without = self.damaged()
+                views = Views(str(self.path), [s for s in live if s.path not in without], number)
+            else:
+                kept = self._views
+                if kept is None or (kept.as_of != number and plain_names_in(query)):
+                    kept = self._views = Views(str(self.path), live, number)
+                    self._views_head = state.head.number
+                elif state.head.number > self._views_head:
+                    kept.read_from(live)
+                    self._views_head = state.head.number
+                views = kept
             views.define(query)
             return views.connection.cursor()
 

@@ -73,11 +73,20 @@ class Views:
         self.as_of = as_of
         self._defined: set[tuple[str, str]] = set()
         self._root = root
-        self._segments: dict[str, list[LiveSegment]] = {name: [] for name in TABLES}
-        for segment in sorted(segments, key=lambda s: s.first_commit):
-            self._segments[segment.table].append(segment)
+        self._segments: dict[str, list[LiveSegment]] = {}
+        self.read_from(segments)
         for statement in _SETUP:
             self.connection.execute(statement)
+
+    def read_from(self, segments: Iterable[LiveSegment]) -> None:
+        """Read from these live segments: of the same log, whose answers as of a commit stay."""
+        found: dict[str, list[LiveSegment]] = {name: [] for name in TABLES}
+        for segment in sorted(segments, key=lambda s: s.first_commit):
+            found[segment.table].append(segment)
+        self._defined -= {
+            ("macr", name) for name in TABLES if found[name] != self._segments.get(name)
+        }
+        self._segments = found
 
     def define(self, query: str) -> None:
         """Make known what `query` may read: macros for all of it, plain views for what it names.
@@ -97,7 +106,7 @@ class Views:
     def _define(self, what: str, name: str) -> None:
         key = (what[:4], name)
         if key not in self._defined:
-            self.connection.execute(f"create {what}")
+            self.connection.execute(f"create or replace {what}")
             self._defined.add(key)
 
     def paths(self) -> list[str]:

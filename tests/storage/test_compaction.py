@@ -311,6 +311,26 @@ def test_a_reader_that_loses_its_files_asks_again(
     assert READERS[how](reader, stale.head.number) == before
 
 
+def test_a_question_of_the_present_is_not_answered_from_the_past(
+    store: storage.Store, writer: storage.StreamWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """R has got its connection; S, who still sees the commit before, gets one too; R asks."""
+    fill(writer)
+    stale = store.log.refresh()
+    writer.append({"rollouts": [rollout("late", 0, NUM_APPENDS)]}, "late")
+    real, done = store._connection, []
+
+    def connect_and_be_overtaken(state: Any, *arguments: Any) -> Any:
+        mine = real(state, *arguments)
+        done.append(real(stale, *arguments))
+        return mine
+
+    monkeypatch.setattr(store, "_connection", connect_and_be_overtaken)
+    query = f"select count(*) from rollouts({store.head().number})"
+    assert store.sql(query).fetchall() == [(3 * NUM_APPENDS + 1,)]
+    assert done
+
+
 def delete_compacted(store: storage.Store) -> None:
     compact(store)
     for _ in range(2):
