@@ -7,6 +7,7 @@ caller sees what a reader will see (a log-prob, for one, is rounded to float32).
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,9 +85,20 @@ def _columns(table: Table, rows: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values by column, for those that any row has; and what all rows have."""
     if isinstance(rows, pa.Table):
         _check_names(table, rows.column_names, "Arrow table")
+        if twice := [name for name, n in Counter(rows.column_names).items() if n > 1]:
+            raise RowError(
+                f"Arrow table of `{table.name}`: expected each column once, came two columns "
+                f"`{twice[0]}`"
+            )
         return dict(zip(rows.column_names, rows.columns, strict=True)), {}
     if isinstance(rows, Columns):
         _check_names(table, rows.values.keys() | rows.same.keys(), "columns")
+        (first, num_rows), *others = ((name, len(v)) for name, v in rows.values.items())
+        if unequal := [(name, n) for name, n in others if n != num_rows]:
+            raise RowError(
+                f"columns of `{table.name}`: expected them equally long; `{first}` has {num_rows} "
+                f"rows, `{unequal[0][0]}` {unequal[0][1]}"
+            )
         return dict(rows.values), dict(rows.same)
     known = {c.name for c in table.columns}
     names = set(rows[0]) if rows else set()

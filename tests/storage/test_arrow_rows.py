@@ -82,6 +82,7 @@ def lists(values: list[Any], of: pa.DataType) -> pa.Array:
     return pa.array(values, pa.list_(of))
 
 
+TWICE = replaced("scores").append_column("value", pa.array([0.0, 0.0]))
 NO_TEXT = pa.Array.from_buffers(
     pa.string(),
     2,
@@ -112,7 +113,13 @@ NO_TEXT = pa.Array.from_buffers(
             ),
             "NaN or an infinity",
         ),
+        ("scores", TWICE, "two columns `value`"),
         ("rollouts", Columns({"completion": ["a"]}, {"surprise": 1}), "'surprise'"),
+        (
+            "rollouts",
+            Columns({"completion": ["a"], "prompt_id": ["a", "b"]}, {}),
+            "`completion` has 1 rows, `prompt_id` 2",
+        ),
         ("rollouts", Columns({"completion": ["a"]}, {"run_id": "r2"}), "came 'r2'"),
         ("rollouts", Columns({"completion": ["a"]}, {"iteration": "1"}), "expected int, came '1'"),
     ],
