@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,18 +17,20 @@ from flows.commands import TrainRequest
 from flows.commands import train as train_command
 from flows.config import ConfigError, RunConfig, load_config
 from flows.evaluate import EvaluateRequest, evaluate
-from flows.metrics import iteration_metrics
+from flows.metrics import distilled_share, iteration_metrics
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.reflecting import mode_cost
 from flows.stepping import retake
-from flows.summary import run_summary
+from flows.summary import print_summary, run_summary
 from flows.train import train
 from flows.wiring import session_of, stored_config
 from rrl_core.review import arms
 from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
 from tests.flows.scripted_reviews import scripted_run, scripted_sampler
+from tests.storage.review_rows import ReviewRun
+from tests.storage.rows import learned, planned
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
@@ -162,6 +165,44 @@ def test_what_was_sampled_is_counted_by_role(reviewed: storage.Store):
     assert tokens["review", None] == sum(
         r["num_completion_tokens"] for r in rollouts if r["role"] == "review"
     )
+
+
+def test_the_budget_is_printed_against_that_of_fresh_attempts_alone(
+    reviewed: storage.Store, capsys: pytest.CaptureFixture[str]
+):
+    sampled = [r for r in read(reviewed, "rollouts") if r["role"] != "evaluation"]
+    attempts = [r for r in sampled if r["role"] == "attempt"]
+    num_tokens, num_fresh = (
+        sum(r["num_completion_tokens"] for r in rows) for rows in (sampled, attempts)
+    )
+    print_summary(run_summary(reviewed, RUN_ID), reviewed, reviewed.path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{len(sampled):,} rollouts, {num_tokens:,} tokens: attempt 96 (" in printed
+    assert f"{len(sampled) / 96:.2f} times as large by rollouts" in printed
+    assert f"{num_tokens / num_fresh:.2f} times by tokens" in printed
+
+
+@pytest.mark.parametrize(("num_distilled", "is_warned"), [(6, False), (7, True)])
+def test_above_three_tenths_of_distilled_tokens_a_warning_is_given(
+    num_distilled: int, is_warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = ReviewRun(storage.open(tmp_path / "store", create=True))
+    run.begin(1)
+    failed = run.attempt(0.0)
+    review_id = run.review(failed)
+    target = run.distil(run.second(review_id, 1.0), review_id)
+    run.wait("replays", planned(failed, 2))
+    run.wait("replays", planned(review_id, 3, unit="review"))
+    for rollout_id, num_tokens in ((failed, 10), (review_id, 4), (target, num_distilled)):
+        run.wait("learned_samples", learned(rollout_id, num_loss_tokens=num_tokens))
+    run.commit()
+    share = distilled_share(run.store, run.run_id, 1)
+    assert share == num_distilled / (14 + num_distilled)
+    with Progress() as progress:
+        session = SimpleNamespace(store=run.store, run_id=run.run_id, progress=progress)
+        tasks._note_distilled(session, 1)  # type: ignore[arg-type]
+    warned = " ".join(capsys.readouterr().err.split())
+    assert ("33% of the tokens trained on are distilled; above 30%" in warned) == is_warned
 
 
 def test_reviews_are_measured(reviewed: storage.Store):
