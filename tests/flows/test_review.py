@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import storage
-from flows import tasks
+from flows import embedding, tasks
 from flows.auditing import audit
 from flows.commands import TrainRequest
 from flows.commands import train as train_command
@@ -24,11 +25,13 @@ from flows.reflecting import mode_cost
 from flows.stepping import retake
 from flows.summary import print_summary, run_summary
 from flows.train import train
-from flows.wiring import session_of, stored_config
+from flows.wiring import open_session, session_of, stored_config
+from rrl_core.policy.sentences import load_sentence_model
 from rrl_core.review import arms
 from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
 from tests.flows.scripted_reviews import scripted_run, scripted_sampler
+from tests.policy_model.models import bert_folder
 from tests.storage.review_rows import ReviewRun
 from tests.storage.rows import learned, planned
 
@@ -226,6 +229,7 @@ def test_without_a_gate_nothing_is_reviewed(tmp_path: Path):
         (["learner.algorithm=ppo"], r"`review.gate` = 'sample' .*`learner.algorithm` = 'ppo'"),
         (["review.reviews=1"], r"`review.reviews` = 1"),
         (["review.format=v0"], r"review format.*v1.*v0"),
+        (["review.embedding_model=m"], r"`review.embedding_model` = 'm'.*`review.memory` = 'bm25'"),
         (["review.max_tokens=2048"], r"`review.max_tokens` = 2048"),
         (["run.mode=offline", "evaluation.every=off"], r"`run.mode` = 'offline'"),
     ],
@@ -325,6 +329,33 @@ def test_reviews_of_another_run_are_shown_where_the_whole_store_is_asked(tmp_pat
     assert shown
     others = {row["review_id"] for row in store.view("memory", arguments={"run": RUN_ID})}
     assert {m["review_id"] for row in shown for m in json.loads(row["memory_json"])} <= others
+
+
+def test_a_sentence_model_ranks_memory_and_its_weights_are_held_to(tmp_path: Path):
+    path, folder = tmp_path / "store", bert_folder(tmp_path / "encoder")
+    changes = ("review.memory=embedding", f"review.embedding_model={folder}",
+               "evaluation.every=off", "run.iterations=3")  # fmt: skip
+    store = scripted_run(path, *changes)
+    name = load_sentence_model(str(folder)).name
+    stored = read(store, "embeddings")
+    assert {(row["model"], len(row["vector"])) for row in stored} == {(name, 32)}
+    vectors = {row["target_id"]: np.array(row["vector"]) for row in stored}
+    prompt_of = {row["rollout_id"]: row["prompt_id"] for row in read(store, "reviews")}
+    shown = [(r, m) for r in read(store, "reviews") for m in json.loads(r["memory_json"])]
+    assert shown
+    for row, entry in shown:
+        cosine = vectors[row["prompt_id"]] @ vectors[prompt_of[entry["review_id"]]]
+        assert entry["similarity"] == pytest.approx(cosine, abs=1e-5)
+    config = stored_config(store, RUN_ID)
+    assert [str(d) for a in audit(store, RUN_ID, config) for d in a.differences] == []
+    embedding._sentence_model.cache_clear()
+    bert_folder(folder, seed=2)
+    with (
+        pytest.raises(ConfigError, match="weights of the sentence model changed"),
+        Progress(quiet=True) as progress,
+        open_session(store, RUN_ID, config, progress),
+    ):
+        pass
 
 
 def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(copied: storage.Store):
