@@ -28,6 +28,7 @@ from flows.train import train
 from flows.wiring import open_session, session_of, stored_config
 from rrl_core.policy.sentences import load_sentence_model
 from rrl_core.review import arms
+from rrl_core.review.formats import load_format
 from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
 from tests.flows.scripted_reviews import scripted_run, scripted_sampler
@@ -373,6 +374,16 @@ def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(cop
         assert given == f"user: {asked[rollout['prompt_id']][-1]['content']}\nassistant: "
     assert mode_cost(copied, direct.stream, version, "direct").num_review_tokens == 0
     took = mode_cost(copied, both.stream, version, "reflect")
+    notes = copied.read("reviews", run_id=both.stream)
+    reviews = [r for r in copied.read("rollouts", run_id=both.stream) if r["role"] == "review"]
+    told = [(row["rollout_id"], row["attempt_id"], row["prompt_id"]) for row in notes]
+    assert told == [(r["event_id"], r["parent_id"], r["prompt_id"]) for r in reviews]
+    asked_with = ("format_sha256", "feedback", "memory_json", "memory_tokens")
+    assert {tuple(row[n] for n in asked_with) for row in notes} == {
+        (load_format().sha256, "", "[]", 0)
+    }
+    assert not copied.read("reviews", run_id=direct.stream)
+    assert {row["run_id"] for row in copied.view("memory")} <= {RUN_ID}
     assert set(rows) == {"held_out", "held_out_reflect"}
     assert took.num_answers == 4
     assert 0 < took.num_review_tokens < took.num_sampled_tokens
