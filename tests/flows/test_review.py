@@ -409,10 +409,10 @@ def held_out(store: storage.Store) -> tuple[float, float]:
     return scores[0], scores[max(scores)]
 
 
-@pytest.mark.slow
 def test_memory_and_distillation_have_their_effects_and_lose_them_when_removed(tmp_path: Path):
     whole = scripted_run(tmp_path / "whole" / "store")
-    forgetful = scripted_run(tmp_path / "forgetful" / "store", "review.memory=off")
+    short = ("run.iterations=4", "evaluation.every=off")
+    forgetful = scripted_run(tmp_path / "forgetful" / "store", "review.memory=off", *short)
     undistilled = scripted_run(tmp_path / "undistilled" / "store", "review.distill_coef=0")
     # a review is right by luck (1 in 4), or because a lesson of its class is before it
     assert second_success(whole, since=3) > 0.7
