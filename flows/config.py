@@ -258,6 +258,11 @@ class ReviewSection(Section):
     memory: Literal["recency", "bm25", "embedding"] | None = Field(
         "bm25", description="How verified reviews of other problems are ranked; off: none is shown."
     )
+    embedding_model: str | None = Field(
+        None,
+        description="Sentence model on this machine, a folder or a name, whose vectors "
+        "`memory` = embedding compares; off: hashed n-grams.",
+    )
     memory_runs: Literal["run", "store"] = Field(
         "run", description="Whose reviews: the run's and its ancestors', or those of all runs."
     )

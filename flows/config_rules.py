@@ -127,6 +127,12 @@ def _review(config: "RunConfig") -> Iterator[str]:
     if review.format not in format_names():
         names = format_names()
         yield f"`review.format`: expected a review format of {names}; came {review.format!r}"
+    if review.embedding_model is not None and review.memory != "embedding":
+        yield (
+            f"`review.embedding_model` = {review.embedding_model!r} ranks nothing where "
+            f'`review.memory` = {review.memory!r}: set review.memory = "embedding", or '
+            'review.embedding_model = "off"'
+        )
     if review.reviews < 2:
         yield (
             f"`review.reviews` = {review.reviews}: a review is judged by what the others led to; "

@@ -6,7 +6,7 @@ first answer stands: both modes are judged over the same prompts. What is direct
 review is counted apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -14,10 +14,12 @@ from typing import Literal
 from flows import tasks
 from flows.evaluation import evaluation_rows
 from flows.generation import Group, Phase, evaluation_phase, generate_phase
+from flows.reviewed import review_facts
 from flows.translate import Row
 from flows.wiring import Session
-from rrl_core.review.formats import load_format, parse_review
+from rrl_core.review.formats import ReviewFormat, load_format
 from rrl_core.review.messages import reflect_messages, second_messages
+from rrl_core.tasks.protocol import Prompt
 from storage import Store
 
 Mode = Literal["direct", "reflect"]
@@ -81,15 +83,34 @@ def _review_and_try_again(session: Session, direct: Phase) -> None:
     ]
     name = "evaluation_review"
     generate_phase(session, Phase(direct.iteration, name, reviews, review_params, has_turns=False))
-    answers = {r["event_id"]: r for r in _rollouts(session, direct.iteration, "evaluation")}
-    again = []
-    for review in _rollouts(session, direct.iteration, "review"):
-        prompt, answer = prompts[review["prompt_id"]], answers[review["parent_id"]]
-        said = texts.opening + review["completion"]
-        parsed = parse_review(texts, said, review["finish_reason"], answer["completion"])
-        messages = second_messages(texts, prompt, parsed.text)
-        again.append(Group("second_attempt", prompt, 1, review["event_id"], messages=messages))
+    notes = _note_reviews(session, direct.iteration, prompts, texts)
+    again = [
+        Group(
+            "second_attempt",
+            prompts[note["prompt_id"]],
+            1,
+            note["rollout_id"],
+            messages=second_messages(texts, prompts[note["prompt_id"]], note["review"]),
+        )
+        for note in notes
+    ]
     generate_phase(session, Phase(direct.iteration, "reflection", again, direct.params))
+
+
+def _note_reviews(
+    session: Session, iteration: int, prompts: Mapping[str, Prompt], texts: ReviewFormat
+) -> list[Row]:
+    """Append how the reviews are read, as in training, and return the rows."""
+    answers = {r["event_id"]: r for r in _rollouts(session, iteration, "evaluation")}
+    shown = {"feedback": "", "memory_json": "[]", "memory_tokens": 0}
+    rows = []
+    for review in _rollouts(session, iteration, "review"):
+        prompt, answer = prompts[review["prompt_id"]], answers[review["parent_id"]]
+        asked = {"attempt_id": answer["event_id"], "prompt_id": prompt.prompt_id} | shown
+        place = {"iteration": iteration, "rollout_id": review["event_id"]}
+        rows.append(place | asked | review_facts(texts, prompt, answer, review))
+    key = f"i{iteration:06d}-reviews"
+    return session.writer.append({"reviews": rows}, batch_key=key).rows["reviews"]
 
 
 def mode_cost(store: Store, stream: str, version: int, mode: Mode) -> Cost:

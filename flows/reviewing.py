@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from flows.config import ReviewSection, RunConfig
+from flows.embedding import embedder_of
 from flows.generation import Group
 from flows.lineage import lineage_of
 from flows.mining import imported_failures
@@ -36,7 +37,7 @@ from rrl_core.review.messages import (
     review_messages,
     second_messages,
 )
-from rrl_core.review.similarity import EMBEDDING_MODEL, embed
+from rrl_core.review.similarity import Embedder
 from rrl_core.seeds import derive_seed
 from rrl_core.tasks.protocol import Messages, Prompt
 from storage import Store
@@ -128,7 +129,7 @@ def read_memory(store: Store, run_id: str, config: ReviewSection, as_of: int) ->
         return []
     run = run_id if config.memory_runs == "run" else None
     rows = store.view(VIEW, arguments={"run": run}, as_of=as_of)
-    vectors = _vectors(store, as_of) if config.memory == "embedding" else {}
+    vectors = _vectors(store, as_of, embedder_of(config)) if config.memory == "embedding" else {}
     return [
         MemoryEntry(
             row["review_id"],
@@ -144,11 +145,11 @@ def read_memory(store: Store, run_id: str, config: ReviewSection, as_of: int) ->
     ]
 
 
-def _vectors(store: Store, as_of: int) -> dict[str, Any]:
+def _vectors(store: Store, as_of: int, embedder: Embedder) -> dict[str, Any]:
     """Return the stored vectors by prompt id, as arrays: lists of them would take seconds."""
     vectors: dict[str, Any] = {}
     for batch in store.batches("embeddings", as_of=as_of):
-        made = batch.filter(pc.equal(batch["model"], EMBEDDING_MODEL))
+        made = batch.filter(pc.equal(batch["model"], embedder.name))
         if len(made):
             vectors_ND = made["vector"].flatten().to_numpy().reshape(len(made), -1)
             vectors.update(zip(made["target_id"].to_pylist(), vectors_ND, strict=True))
@@ -164,7 +165,7 @@ def _retrieved(
         config.memory, config.memory_entries, config.memory_tokens, config.memory_floor
     )
     queries = [Query(p.prompt_id, problem_of(p.messages), p.answer) for p in asked]
-    return retrieve(memory, queries, rule)
+    return retrieve(memory, queries, rule, embedder_of(config))
 
 
 def _arms(
@@ -224,15 +225,15 @@ def review_rows(session: Session, iteration: int, chosen: Sequence[Gated]) -> di
         for rollout in rollouts
         if rollout["status"] == "ok" and _is_review(rollout)
     ]
-    embedded = {}
+    embedded, embedder = {}, embedder_of(session.config.review)
     if session.config.review.memory == "embedding":
         asked = {one.prompt.prompt_id: problem_of(one.prompt.messages) for one in chosen}
-        vectors = embed(list(asked.values())).tolist() if asked else []
+        vectors = embedder.embed(list(asked.values())).tolist() if asked else []
         embedded = dict(zip(asked, vectors, strict=True))
     return {
         "reviews": rows,
         "embeddings": [
-            {"target_id": prompt_id, "model": EMBEDDING_MODEL, "vector": vector}
+            {"target_id": prompt_id, "model": embedder.name, "vector": vector}
             for prompt_id, vector in embedded.items()
         ],
     }

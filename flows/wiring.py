@@ -6,7 +6,7 @@ Prefect tasks get ids, never engines or models; they find their session here by 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import storage
 from flows.config import ConfigError, RunConfig, SamplerSection, parse_config
+from flows.embedding import embedder_of, stored_names
 from flows.judged import configured_task
 from flows.lineage import Lineage, lineage_of
 from flows.machine import code_version, package_versions
@@ -142,6 +143,8 @@ def open_session(
         with storage.hold_run(store, run_id):
             digest = task_sha256(task)
             _check_resumed(store, policy_run_id or run_id, digest, policy)
+            if policy_run_id is None:
+                _check_embedder(store, run_id, config)
             if parent is not None:
                 _check_base(store, parent, policy)
             writer = store.open_stream(run_id, opened_row(config, digest) | dict(facts or {}))
@@ -241,12 +244,19 @@ def _check_resumed(store: Store, run_id: str, digest: str, policy: Policy) -> No
     _check_base(store, run_id, policy)
 
 
+def _check_embedder(store: Store, run_id: str, config: RunConfig) -> None:
+    """Refuse a sentence model that is not there, or whose weights are not those of before."""
+    if config.review.gate is not None and config.review.embedding_model is not None:
+        name = embedder_of(config.review).name
+        _check_same(run_id, "weights of the sentence model", stored_names(store, run_id), name)
+
+
 def _check_base(store: Store, run_id: str, policy: Policy) -> None:
     bases = [row["base_digest"] for row in store.read("policies", run_id=run_id)]
     _check_same(run_id, "weights of the base model", bases, policy.base_digest)
 
 
-def _check_same(run_id: str, what: str, known: list[str | None], now: str) -> None:
+def _check_same(run_id: str, what: str, known: Sequence[str | None], now: str) -> None:
     before = known[0] if known else None
     if before is not None and before != now:
         raise ConfigError(

@@ -6,7 +6,7 @@ later reviews. Our choices:
 1. Similarity compares problems, never reviews. By ranking:
        recency    1 / (1 + number of newer entries); the floor does not apply
        bm25       BM25 relative to the problem's score with itself, about 0 to 1
-       embedding  cosine of character n-gram vectors, 0 where below
+       embedding  cosine of vectors, 0 where below: by default of character n-grams (`similarity`)
    An entry less similar than the floor is not retrieved.
 2. score = similarity * (num_helpful + 1) / (num_helpful + num_harmful + 2). The factor of an entry
    without history is 1/2; a good one doubles a score at most. Ties go to the
@@ -27,13 +27,12 @@ from numpy.typing import NDArray
 
 from rrl_core.review.leak import holds_gold
 from rrl_core.review.similarity import (
-    EMBEDDING_MODEL,
-    NUM_PLACES,
+    HASHED,
     Bm25Index,
+    Embedder,
     Floats,
     NearDuplicates,
     Vectors,
-    embed,
 )
 
 Ranking = Literal["recency", "bm25", "embedding"]
@@ -60,7 +59,7 @@ class MemoryEntry:
     num_harmful: int = 0
     """Reviews it was shown to whose second attempt failed."""
     vector: Sequence[float] | Vectors | None = field(default=None, compare=False)
-    """Of the problem, by `similarity.EMBEDDING_MODEL`; None: it is made when needed."""
+    """Of the problem, by the embedder that ranks; None: it is made when needed."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,10 @@ class Retrieved:
 
 
 def retrieve(
-    entries: Sequence[MemoryEntry], queries: Sequence[Query], rule: MemoryRule
+    entries: Sequence[MemoryEntry],
+    queries: Sequence[Query],
+    rule: MemoryRule,
+    embedder: Embedder = HASHED,
 ) -> list[list[Retrieved]]:
     """Return what each query's review is shown, best first.
 
@@ -113,6 +115,7 @@ def retrieve(
         entries: oldest first; the order matters to recency alone.
         queries: problems under review.
         rule: ranking and limits.
+        embedder: makes the vectors of the ranking `embedding`.
 
     Raises:
         ValueError: an entry has a count below 0 or a vector of another length.
@@ -122,7 +125,7 @@ def retrieve(
     columns = _columns(entries)
     asked = [query.problem for query in queries]
     near_duplicates = NearDuplicates(columns.problems_P)
-    similarities = _SIMILARITIES[rule.ranking](entries, columns, asked)
+    similarities = _SIMILARITIES[rule.ranking](entries, columns, asked, embedder)
     retrieved = []
     for query, similarity_N in zip(queries, similarities, strict=True):
         places = _best_first(columns, query, similarity_N, rule)
@@ -185,45 +188,47 @@ def _places(texts: list[str]) -> tuple[dict[str, int], Ints]:
 
 
 def _by_recency(
-    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str], embedder: Embedder
 ) -> Iterator[Floats]:
     similarity_N = 1 / np.arange(len(entries), 0, -1)
     return (similarity_N for _ in asked)
 
 
 def _by_bm25(
-    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str], embedder: Embedder
 ) -> Iterator[Floats]:
     index = Bm25Index(columns.problems_P, asked)
     return (index.scores(place)[columns.problem_N] for place in range(len(asked)))
 
 
 def _by_embedding(
-    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str]
+    entries: Sequence[MemoryEntry], columns: _Columns, asked: Sequence[str], embedder: Embedder
 ) -> Iterator[Floats]:
-    vectors_PD = _vectors(entries, columns.problems_P)
+    vectors_PD = _vectors(entries, columns.problems_P, embedder)
     for start in range(0, len(asked), _BLOCK):
-        for cosine_P in embed(asked[start : start + _BLOCK]) @ vectors_PD.T:
+        for cosine_P in embedder.embed(asked[start : start + _BLOCK]) @ vectors_PD.T:
             yield np.maximum(0.0, cosine_P)[columns.problem_N].astype(np.float64)
 
 
 _SIMILARITIES: Mapping[
-    str, Callable[[Sequence[MemoryEntry], _Columns, Sequence[str]], Iterator[Floats]]
+    str, Callable[[Sequence[MemoryEntry], _Columns, Sequence[str], Embedder], Iterator[Floats]]
 ] = {"recency": _by_recency, "bm25": _by_bm25, "embedding": _by_embedding}
 
 
-def _vectors(entries: Sequence[MemoryEntry], problems: Sequence[str]) -> Vectors:
+def _vectors(
+    entries: Sequence[MemoryEntry], problems: Sequence[str], embedder: Embedder
+) -> Vectors:
     """Return the vector of each problem, [P, D]; those that no entry brings are made here."""
     known = {entry.problem: entry.vector for entry in entries if entry.vector is not None}
     missing = [problem for problem in problems if problem not in known]
-    known.update(zip(missing, embed(missing), strict=True))
-    vectors_PD = np.empty((len(problems), NUM_PLACES), dtype=np.float32)
+    known.update(zip(missing, embedder.embed(missing), strict=True))
+    vectors_PD = np.empty((len(problems), embedder.num_places), dtype=np.float32)
     for place, problem in enumerate(problems):
         vector = np.asarray(known[problem], dtype=np.float32)
-        if vector.shape != (NUM_PLACES,):
+        if vector.shape != (embedder.num_places,):
             raise ValueError(
-                f"expected vectors of `{EMBEDDING_MODEL}`, {NUM_PLACES} numbers long; came one of "
-                f"shape {vector.shape}; leave it out, and it is made anew"
+                f"expected vectors of `{embedder.name}`, {embedder.num_places} numbers long; came "
+                f"one of shape {vector.shape}; leave it out, and it is made anew"
             )
         vectors_PD[place] = vector
     return vectors_PD

@@ -23,7 +23,8 @@ Our choices:
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,20 @@ def embed(texts: Sequence[str]) -> Vectors:
         block = [text.encode("utf-8", "replace").decode() for text in texts[start : start + _BLOCK]]
         vectors[start : start + _BLOCK] = vectorizer.transform(block).toarray()
     return vectors
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """What makes vectors of texts."""
+
+    name: str
+    """Stored beside its vectors: those of another are never compared with them."""
+    num_places: int
+    embed: Callable[[Sequence[str]], Vectors]
+    """Texts [N] to vectors [N, num_places], of length 1; of a text without tokens 0."""
+
+
+HASHED = Embedder(EMBEDDING_MODEL, NUM_PLACES, embed)
 
 
 def _idf(num_texts: int, num_with_term: NDArray[np.int64]) -> Floats:

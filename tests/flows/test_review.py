@@ -5,29 +5,36 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import storage
-from flows import tasks
+from flows import embedding, tasks
 from flows.auditing import audit
 from flows.commands import TrainRequest
 from flows.commands import train as train_command
 from flows.config import ConfigError, RunConfig, load_config
 from flows.evaluate import EvaluateRequest, evaluate
-from flows.metrics import iteration_metrics
+from flows.metrics import distilled_share, iteration_metrics
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.reflecting import mode_cost
 from flows.stepping import retake
-from flows.summary import run_summary
+from flows.summary import print_summary, run_summary
 from flows.train import train
-from flows.wiring import session_of, stored_config
+from flows.wiring import open_session, session_of, stored_config
+from rrl_core.policy.sentences import load_sentence_model
 from rrl_core.review import arms
+from rrl_core.review.formats import load_format
 from rrl_core.tasks.registry import build_task
 from tests.flows.conftest import RUN_ID, fingerprint, run_here
 from tests.flows.scripted_reviews import scripted_run, scripted_sampler
+from tests.policy_model.models import bert_folder
+from tests.storage.review_rows import ReviewRun
+from tests.storage.rows import learned, planned
 
 TABLES = ("rollouts", "rollout_tokens", "scores", "reviews", "embeddings", "distillations",
           "replays", "learned_samples", "updates", "policies")  # fmt: skip
@@ -164,6 +171,44 @@ def test_what_was_sampled_is_counted_by_role(reviewed: storage.Store):
     )
 
 
+def test_the_budget_is_printed_against_that_of_fresh_attempts_alone(
+    reviewed: storage.Store, capsys: pytest.CaptureFixture[str]
+):
+    sampled = [r for r in read(reviewed, "rollouts") if r["role"] != "evaluation"]
+    attempts = [r for r in sampled if r["role"] == "attempt"]
+    num_tokens, num_fresh = (
+        sum(r["num_completion_tokens"] for r in rows) for rows in (sampled, attempts)
+    )
+    print_summary(run_summary(reviewed, RUN_ID), reviewed, reviewed.path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{len(sampled):,} rollouts, {num_tokens:,} tokens: attempt 96 (" in printed
+    assert f"{len(sampled) / 96:.2f} times as large by rollouts" in printed
+    assert f"{num_tokens / num_fresh:.2f} times by tokens" in printed
+
+
+@pytest.mark.parametrize(("num_distilled", "is_warned"), [(6, False), (7, True)])
+def test_above_three_tenths_of_distilled_tokens_a_warning_is_given(
+    num_distilled: int, is_warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = ReviewRun(storage.open(tmp_path / "store", create=True))
+    run.begin(1)
+    failed = run.attempt(0.0)
+    review_id = run.review(failed)
+    target = run.distil(run.second(review_id, 1.0), review_id)
+    run.wait("replays", planned(failed, 2))
+    run.wait("replays", planned(review_id, 3, unit="review"))
+    for rollout_id, num_tokens in ((failed, 10), (review_id, 4), (target, num_distilled)):
+        run.wait("learned_samples", learned(rollout_id, num_loss_tokens=num_tokens))
+    run.commit()
+    share = distilled_share(run.store, run.run_id, 1)
+    assert share == num_distilled / (14 + num_distilled)
+    with Progress() as progress:
+        session = SimpleNamespace(store=run.store, run_id=run.run_id, progress=progress)
+        tasks._note_distilled(session, 1)  # type: ignore[arg-type]
+    warned = " ".join(capsys.readouterr().err.split())
+    assert ("33% of the tokens trained on are distilled; above 30%" in warned) == is_warned
+
+
 def test_reviews_are_measured(reviewed: storage.Store):
     metrics = iteration_metrics(reviewed, RUN_ID, 2)
     assert 0 < metrics["review/trigger_rate"] <= 1
@@ -185,6 +230,7 @@ def test_without_a_gate_nothing_is_reviewed(tmp_path: Path):
         (["learner.algorithm=ppo"], r"`review.gate` = 'sample' .*`learner.algorithm` = 'ppo'"),
         (["review.reviews=1"], r"`review.reviews` = 1"),
         (["review.format=v0"], r"review format.*v1.*v0"),
+        (["review.embedding_model=m"], r"`review.embedding_model` = 'm'.*`review.memory` = 'bm25'"),
         (["review.max_tokens=2048"], r"`review.max_tokens` = 2048"),
         (["run.mode=offline", "evaluation.every=off"], r"`run.mode` = 'offline'"),
     ],
@@ -286,6 +332,33 @@ def test_reviews_of_another_run_are_shown_where_the_whole_store_is_asked(tmp_pat
     assert {m["review_id"] for row in shown for m in json.loads(row["memory_json"])} <= others
 
 
+def test_a_sentence_model_ranks_memory_and_its_weights_are_held_to(tmp_path: Path):
+    path, folder = tmp_path / "store", bert_folder(tmp_path / "encoder")
+    changes = ("review.memory=embedding", f"review.embedding_model={folder}",
+               "evaluation.every=off", "run.iterations=3")  # fmt: skip
+    store = scripted_run(path, *changes)
+    name = load_sentence_model(str(folder)).name
+    stored = read(store, "embeddings")
+    assert {(row["model"], len(row["vector"])) for row in stored} == {(name, 32)}
+    vectors = {row["target_id"]: np.array(row["vector"]) for row in stored}
+    prompt_of = {row["rollout_id"]: row["prompt_id"] for row in read(store, "reviews")}
+    shown = [(r, m) for r in read(store, "reviews") for m in json.loads(r["memory_json"])]
+    assert shown
+    for row, entry in shown:
+        cosine = vectors[row["prompt_id"]] @ vectors[prompt_of[entry["review_id"]]]
+        assert entry["similarity"] == pytest.approx(cosine, abs=1e-5)
+    config = stored_config(store, RUN_ID)
+    assert [str(d) for a in audit(store, RUN_ID, config) for d in a.differences] == []
+    embedding._sentence_model.cache_clear()
+    bert_folder(folder, seed=2)
+    with (
+        pytest.raises(ConfigError, match="weights of the sentence model changed"),
+        Progress(quiet=True) as progress,
+        open_session(store, RUN_ID, config, progress),
+    ):
+        pass
+
+
 def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(copied: storage.Store):
     with Progress(quiet=True) as progress:
         direct = EvaluateRequest(RUN_ID, prompts=4)
@@ -301,6 +374,16 @@ def test_a_direct_evaluation_uses_no_review_and_a_reflective_one_counts_them(cop
         assert given == f"user: {asked[rollout['prompt_id']][-1]['content']}\nassistant: "
     assert mode_cost(copied, direct.stream, version, "direct").num_review_tokens == 0
     took = mode_cost(copied, both.stream, version, "reflect")
+    notes = copied.read("reviews", run_id=both.stream)
+    reviews = [r for r in copied.read("rollouts", run_id=both.stream) if r["role"] == "review"]
+    told = [(row["rollout_id"], row["attempt_id"], row["prompt_id"]) for row in notes]
+    assert told == [(r["event_id"], r["parent_id"], r["prompt_id"]) for r in reviews]
+    asked_with = ("format_sha256", "feedback", "memory_json", "memory_tokens")
+    assert {tuple(row[n] for n in asked_with) for row in notes} == {
+        (load_format().sha256, "", "[]", 0)
+    }
+    assert not copied.read("reviews", run_id=direct.stream)
+    assert {row["run_id"] for row in copied.view("memory")} <= {RUN_ID}
     assert set(rows) == {"held_out", "held_out_reflect"}
     assert took.num_answers == 4
     assert 0 < took.num_review_tokens < took.num_sampled_tokens
@@ -326,10 +409,10 @@ def held_out(store: storage.Store) -> tuple[float, float]:
     return scores[0], scores[max(scores)]
 
 
-@pytest.mark.slow
 def test_memory_and_distillation_have_their_effects_and_lose_them_when_removed(tmp_path: Path):
     whole = scripted_run(tmp_path / "whole" / "store")
-    forgetful = scripted_run(tmp_path / "forgetful" / "store", "review.memory=off")
+    short = ("run.iterations=4", "evaluation.every=off")
+    forgetful = scripted_run(tmp_path / "forgetful" / "store", "review.memory=off", *short)
     undistilled = scripted_run(tmp_path / "undistilled" / "store", "review.distill_coef=0")
     # a review is right by luck (1 in 4), or because a lesson of its class is before it
     assert second_success(whole, since=3) > 0.7

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from rrl_core.policy.tiny import tiny_tokenizer
 
@@ -21,5 +21,18 @@ def gpt2_folder(folder: Path, eos_token_id: int | list[int] = 258) -> Path:
                 if parameter.ndim == 2:
                     parameter.mul_(8)  # std 0.16: positions and context must matter
     model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def bert_folder(folder: Path, seed: int = 1) -> Path:
+    """Write a random encoder with tiny's tokenizer."""
+    config = BertConfig(
+        vocab_size=259, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, initializer_range=0.5,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        BertModel(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

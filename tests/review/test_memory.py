@@ -3,13 +3,14 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrl_core.review.leak import holds_gold
 from rrl_core.review.memory import MemoryEntry, MemoryRule, Query, Retrieved, retrieve
-from rrl_core.review.similarity import Bm25Index, embed
+from rrl_core.review.similarity import Bm25Index, Embedder, embed
 
 EXACT = 1e-12
 QUERY = Query("p-q", "How many ducks swim in the pond with 5 swans?", "12")
@@ -134,6 +135,18 @@ def test_vectors_that_entries_bring_are_used():
     assert pick.similarity == 0.0
     with pytest.raises(ValueError, match=r"char-3-4-hashed-512/1.*shape \(2,\)"):
         shown([replace(DUCKS, vector=[0.6, 0.8])], "embedding")
+
+
+def test_another_embedder_ranks_by_its_own_vectors():
+    def embed_by_end(texts):
+        return np.array([[t.endswith("."), not t.endswith(".")] for t in texts], dtype=np.float32)
+
+    rule, by_end = MemoryRule("embedding", 9, 1000, 0.5), Embedder("by-end/1", 2, embed_by_end)
+    [found] = retrieve([DUCKS, APPLES], [replace(QUERY, problem="We eat.")], rule, by_end)
+    assert found == [Retrieved(1, "apples", 1.0)]
+    hashed = replace(APPLES, vector=embed([APPLES.problem])[0])
+    with pytest.raises(ValueError, match=r"`by-end/1`, 2 numbers.*shape \(512,\)"):
+        retrieve([hashed], [QUERY], rule, by_end)
 
 
 def test_nothing_is_shown_of_an_empty_memory():
