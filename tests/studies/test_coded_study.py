@@ -22,6 +22,7 @@ from benchmarks.studies.coded.policy import Policy, Shape, picked, sample, token
 from benchmarks.studies.coded.report import (
     MARK,
     cells,
+    control_cells,
     difference,
     more_cells,
     page,
@@ -308,6 +309,8 @@ def test_the_page_has_a_line_an_arm_with_paired_differences_and_a_plot(tmp_path)
         add_result(path, Job(TINY, ARMS[0], 0.1, seed), outcome())
         better = outcome(rare=(0.0, 0.6, 1.0 + seed / 10))
         add_result(path, Job(TINY, named(["srrl"])[0], 0.1, seed), better)
+        if seed:
+            add_result(path, Job(TINY, named(["raw-feedback"])[0], 0.1, seed), outcome())
     curves = sections(list(read_results(path).values()))
     by_arm = curves["eps 0.1, 100 sequences"]
     lines = [cells(name, rows, by_arm["grpo"]) for name, rows in by_arm.items()]
@@ -322,8 +325,11 @@ def test_the_page_has_a_line_an_arm_with_paired_differences_and_a_plot(tmp_path)
     entropy, lost = "0.300, 0.300, 0.300", "0.500 [0.500, 0.500]"
     rest = [lost, "1.0", "100", "700", "5", "1"]
     assert more_cells("srrl", by_arm["srrl"]) == ["srrl", *varied, entropy, *rest]
+    beside = ["srrl - raw-feedback", "2", "0.080", "0.150"]  # AUC 0.52 and 0.54 against 0.45
+    assert control_cells(by_arm) == [beside]
     text = page(curves, {"eps 0.1, 100 sequences": "plot.png"})
-    assert text.count("\n| ") == 8
+    assert text.count("\n| ") == 13
+    assert "\n| srrl - raw-feedback | 2 | 0.080 | 0.150 |\n" in text
     assert all(len(line) == len(lines[0]) for lines in tables(by_arm) for line in lines)
     plot(by_arm, "eps 0.1", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

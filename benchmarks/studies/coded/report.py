@@ -38,6 +38,21 @@ MORE_COLUMNS = (
     "updates",
     "CPU s",
 )
+CONTROLS = {  # what an arm is held against, beside the baseline
+    "srrl": (
+        "raw-feedback",
+        "random-review",
+        "retry",
+        "blank",
+        "srrl-no-memory",
+        "srrl-no-distil",
+        "srrl-no-feedback",
+    ),
+    "rrl+srrl": ("srrl", "rrl-trajectory"),
+    "rrl-trajectory": ("uniform", "stale"),
+    "rrl-state": ("rrl-state-uniform", "rrl-state-stale"),
+}
+CONTROL_COLUMNS = ("arm - control", "seeds", "AUC", "final")
 COLORS = ("#c8632b", "#3d8361", "#7a4b8c", "#4b8cb0", "#b8a03c", "#a3455a", "#5d6b78")
 PANELS = ("baselines", "replay", "second attempts by what they are given", "ways to review")
 AS_IT_IS = next(arm for arm in ARMS if arm.name == "srrl")
@@ -84,11 +99,26 @@ def more_cells(arm: str, rows: Rows) -> list[str]:
     ]
 
 
+def control_cells(by_arm: Mapping[str, Rows]) -> list[list[str]]:
+    """Return a line for each arm and control that share seeds, for each of `CONTROL_COLUMNS`."""
+    lines = []
+    for arm, controls in CONTROLS.items():
+        for control in controls:
+            gaps = [
+                difference(by_arm.get(arm, ()), by_arm.get(control, ()), name)
+                for name in ("auc", "final")
+            ]
+            if gaps[0]:
+                lines.append([f"{arm} - {control}", str(len(gaps[0])), *map(_interval, gaps)])
+    return lines
+
+
 def tables(by_arm: Mapping[str, Rows]) -> list[list[Sequence[str]]]:
-    """Return the two tables of a section, their first lines being the columns."""
-    baseline = by_arm.get(BASELINE, [])
+    """Return the tables of a section, their first lines being the columns."""
+    baseline, controls = by_arm.get(BASELINE, []), control_cells(by_arm)
     return [
         [COLUMNS, *(cells(name, rows, baseline) for name, rows in by_arm.items())],
+        *([[CONTROL_COLUMNS, *controls]] if controls else []),
         [MORE_COLUMNS, *(more_cells(name, rows) for name, rows in by_arm.items())],
     ]
 
