@@ -100,19 +100,19 @@ def _check_corrected(store: Store, run_id: str, config: RunConfig) -> None:
     replay, learner = config.replay, config.learner
     is_corrected = ALGORITHMS[learner.algorithm].has_ratio and learner.correction != "none"
     if "trajectory" in replay.units and is_corrected:
-        name, value, way_out = "learner.correction", learner.correction, "none"
+        setting, way_out = f"`learner.correction` = {learner.correction!r}", "none"
     elif "state" in replay.units and replay.credit == "corrected":
-        name, value, way_out = "replay.credit", replay.credit, "direct"
+        setting, way_out = "`replay.credit` = 'corrected'", "direct"
     else:
         return
     for stretch in lineage_of(store, run_id).stretches:
         sampler = stored_config(store, stretch.run_id).sampler
         if sampler.top_p < 1 or sampler.top_k > 0:
             raise ConfigError(
-                f"`{name}` = {value!r} weighs old tokens by log-probs of the full distribution, "
-                f"but `sampler.top_p` = {sampler.top_p} of {stretch.run_id}, or its "
-                f"`sampler.top_k` = {sampler.top_k}, cut it: set {name} = {way_out!r}, or leave "
-                f"out what reads them from `replay.units` = {list(replay.units)}"
+                f"{setting} weighs old tokens by log-probs of the full distribution, but "
+                f"`sampler.top_p` = {sampler.top_p} of {stretch.run_id}, or its `sampler.top_k` = "
+                f"{sampler.top_k}, cut it: set it to {way_out!r}, or leave out what reads them "
+                f"from `replay.units` = {list(replay.units)}"
             )
 
 
