@@ -6,7 +6,9 @@ from pathlib import Path
 
 import storage
 from flows.config import ConfigError, RunConfig, load_config, override_config
+from flows.lineage import lineage_of
 from flows.wiring import Fork, stored_config
+from rrl_core.algorithms.objectives import ALGORITHMS
 from rrl_core.tasks.registry import build_task
 from storage import Store
 
@@ -52,6 +54,7 @@ def plan_fork(
         )
     _check_policy(store, run_id, iteration)
     _check_same(store, run_id, parent, config)
+    _check_corrected(store, run_id, config)
     _check_refitted(store, run_id, parent, iteration)
     return config, Fork(run_id, iteration, _history_ends(store, run_id, iteration))
 
@@ -90,6 +93,27 @@ def _check_same(store: Store, run_id: str, parent: RunConfig, config: RunConfig)
             f"`task`: {len(missing)} of the {len(known)} train prompts of {run_id} are missing; a "
             "fork may go back to any of them: keep the parent's data, or start a new run"
         )
+
+
+def _check_corrected(store: Store, run_id: str, config: RunConfig) -> None:
+    """Refuse a fork that would weigh old tokens by log-probs that are not of the distribution."""
+    replay, learner = config.replay, config.learner
+    is_corrected = ALGORITHMS[learner.algorithm].has_ratio and learner.correction != "none"
+    if "trajectory" in replay.units and is_corrected:
+        setting, way_out = f"`learner.correction` = {learner.correction!r}", "none"
+    elif "state" in replay.units and replay.credit == "corrected":
+        setting, way_out = "`replay.credit` = 'corrected'", "direct"
+    else:
+        return
+    for stretch in lineage_of(store, run_id).stretches:
+        sampler = stored_config(store, stretch.run_id).sampler
+        if sampler.top_p < 1 or sampler.top_k > 0:
+            raise ConfigError(
+                f"{setting} weighs old tokens by log-probs of the full distribution, but "
+                f"`sampler.top_p` = {sampler.top_p} of {stretch.run_id}, or its `sampler.top_k` = "
+                f"{sampler.top_k}, cut it: set it to {way_out!r}, or leave out what reads them "
+                f"from `replay.units` = {list(replay.units)}"
+            )
 
 
 def _prompt_ids(config: RunConfig) -> set[str]:

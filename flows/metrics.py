@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
+from flows.batching import SUBSTITUTE
 from rrl_core.exploration import distinct_n, pass_at_k, self_bleu4, unique_solution_rate
 from rrl_core.replay.outcomes import is_success
 from storage import Store
@@ -165,7 +166,8 @@ def _replay(store: Store, run_id: str, iteration: int) -> Metrics:
         return
     [plan] = plans
     yield "replay/size", plan["num_eligible"]
-    yield "replay/uses", plan["num_picked"]
+    num_substitutes = sum(row["pick_kind"] == SUBSTITUTE for row in read("picks"))
+    yield "replay/uses", plan["num_picked"] + num_substitutes
     yield "replay/priority_entropy", plan["priority_entropy"]
     replayed = [row for row in replays if row["unit"] in ("state", "trajectory", "prompt")]
     yield "replay/share_samples", len(replayed) / max(1, len(replays))

@@ -110,3 +110,35 @@ def test_a_policy_whose_optimizer_state_is_gone_cannot_be_forked(tmp_path: Path)
     store = run_here(tmp_path / "store", smoke_config("tracking.keep_optimizer=last2"))
     with pytest.raises(storage.StorageError, match="no longer kept"):
         plan_fork(store, f"{RUN_ID}@1", None, ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_refused"),
+    [
+        (('replay.units=["trajectory"]',), True),
+        (('replay.units=["state"]', "replay.credit=corrected"), True),
+        (('replay.units=["state"]',), False),  # direct credit reads no log-probs of the sampler
+        (('replay.units=["trajectory"]', "learner.correction=none"), False),
+        (("replay.units=[]",), False),
+    ],
+)
+def test_no_correction_holds_for_what_an_ancestor_sampled_from_a_cut_distribution(
+    cut: storage.Store, overrides: tuple[str, ...], is_refused: bool
+):
+    whole = ("run.iterations=3", "sampler.top_p=1", "learner.correction=token_truncate")
+    if not is_refused:
+        config, _ = plan_fork(cut, f"{RUN_ID}@1", None, (*whole, *overrides))
+        assert config.sampler.top_p == 1
+        return
+    with pytest.raises(ConfigError, match=rf"`sampler.top_p` = 0.9 of {RUN_ID}"):
+        plan_fork(cut, f"{RUN_ID}@1", None, (*whole, *overrides))
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> storage.Store:
+    """A run that samples from nine tenths of the distribution, without a correction."""
+    config = smoke_config(
+        "run.iterations=1", "sampler.engine=fake", "evaluation.every=off", "sampler.top_p=0.9",
+        "learner.correction=none",
+    )  # fmt: skip
+    return run_here(tmp_path_factory.mktemp("cut") / "store", config)

@@ -11,6 +11,7 @@ from flows import auditing, tasks
 from flows.auditing import audit
 from flows.config import ConfigError
 from flows.materializing import Moment, compare_moments
+from flows.metrics import iteration_metrics
 from flows.planned import planned_steps
 from flows.progress import Progress
 from flows.retrying import Comparisons, compare_with_old
@@ -154,6 +155,7 @@ def test_with_the_share_they_take_half_of_the_groups_at_most(filled: storage.Sto
     assert len({p["prompt_id"] for p in picks}) == 2
     [plan] = filled.read("replay_plans", run_id=RUN_ID, iteration=LATE)
     assert plan["num_picked"] == 1
+    assert iteration_metrics(filled, RUN_ID, LATE)["replay/uses"] == 2
 
 
 def test_only_what_stood_in_is_a_use_and_the_audit_view_tells_of_it(filled: storage.Store):

@@ -27,9 +27,9 @@ def policy(request):
 
 
 def continuations(policy, num_given=2, **changes):
-    """Cut the first completion of each sample's group: its first tokens are given to the rest."""
+    """Cut each sample's completion: its first tokens are given, by a sampler of another mind."""
     found = []
-    for sample in make_samples(policy):
+    for sample in make_samples(policy, noise=1.0):
         given, rest = sample.completion_ids[:num_given], sample.completion_ids[num_given:]
         if rest:
             found.append(
@@ -75,6 +75,7 @@ def test_a_masked_prefix_gets_no_gradient(policy):
 def test_loss_and_gradient_are_those_of_the_formula(policy, credit):
     samples = continuations(policy, prefix_advantage=0.7)
     samples[0] = replace(samples[0], prefix_advantage=0.0)
+    assert len({s.prefix_logprobs for s in samples}) == len(samples)
     weights = []
     for sample in samples:
         old = alone_logprobs(policy, whole(sample)).detach()[: len(sample.prefix_ids)]
@@ -86,6 +87,10 @@ def test_loss_and_gradient_are_those_of_the_formula(policy, credit):
                 "corrected": (old - sampler).exp().clamp(max=2.0).tolist(),
             }[credit]
         )
+    if credit == "corrected":
+        flat = [weight for row in weights for weight in row]
+        assert min(flat) < 0.5
+        assert flat.count(2.0) > 0
     plain = plain_loss(policy, samples, weights)
     expected = gradient_of(policy, plain)
     result = Learner(policy, replace(CONFIG, prefix_credit=credit)).step(samples)
@@ -97,15 +102,23 @@ def test_loss_and_gradient_are_those_of_the_formula(policy, credit):
 
 
 def test_a_token_that_has_moved_enough_gets_no_more_direct_credit(policy):
-    # Taken again and again with a large rate, some ratios pass 1.4; their weights are then 0.
+    # Taken again and again, some ratios pass 1.4; their weights are then 0, and no others.
     samples = [replace(s, advantage=0.0) for s in continuations(policy, prefix_advantage=1.0)]
-    learner = Learner(policy, replace(CONFIG, learning_rate=5e-2))
+    learner = Learner(policy, replace(CONFIG, learning_rate=5e-3))
     learner.prepare(samples)
+
+    def given_logprobs():
+        with torch.no_grad():
+            return [alone_logprobs(policy, whole(s))[: len(s.prefix_ids)] for s in samples]
+
+    old, seen = given_logprobs(), set()
     for _ in range(8):
+        ratios = [(now - was).exp() for now, was in zip(given_logprobs(), old, strict=True)]
         result = learner.step(samples)
-    weights = [s.prefix_weight_mean for s in result.samples]
-    assert min(weights) < 1.0
-    assert all(weight in (0.0, 0.5, 1.0) for weight in weights)
+        weights = [s.prefix_weight_mean for s in result.samples]
+        assert weights == [(ratio <= 1.4).double().mean().item() for ratio in ratios]
+        seen |= set(weights)
+    assert {0.0, 1.0} < seen
 
 
 def test_credit_raises_the_probability_of_the_prefix(policy):

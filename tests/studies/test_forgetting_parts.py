@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.studies.forgetting.advantages import gae_advantages, group_advantages
 from benchmarks.studies.forgetting.arms import Arm
@@ -32,6 +33,8 @@ from benchmarks.studies.forgetting.world import (
     make_world,
     right_token_chances,
 )
+from rrl_core.algorithms.corrections import CORRECTIONS, Correction
+from rrl_core.algorithms.prefix_credit import PREFIX_CREDITS
 
 EXACT = 1e-12
 GRADIENT_TOLERANCE = 1e-6
@@ -269,6 +272,47 @@ def test_the_idea_becomes_likelier_only_where_credit_reaches_it():
     gated = replace(state, credit="direct", has_gates=True)
     assert credited_chances(gated, attempts=0.0)[1] > before
     assert credited_chances(gated, attempts=0.5)[1] > before  # half a reward is no success
+
+
+@pytest.mark.parametrize("credit", ["direct", "corrected"])
+def test_a_given_idea_is_weighed_by_the_products_own_credit(monkeypatch, credit):
+    arm = Arm("", unit="state", credit=credit, settings=replace(SMALL, hard_groups=1))
+    monkeypatch.setitem(PREFIX_CREDITS, credit, lambda policy, *others: torch.zeros_like(policy))
+    before, after = credited_chances(arm, attempts=0.0)
+    assert after == before
+
+
+def replayed_chances(sampled_at):
+    """The right idea's chance before and after a step on an old success among failures."""
+    settings = replace(SMALL, hard_groups=1)
+    world = world_of(settings)
+    policy, critic, memory = Policy(settings, 1), Critic(settings, 1), Memory(world)
+    for kept in memory.solved_chances:
+        kept[:] = sampled_at
+    layout = Layout(np.array([[0]]), np.array([[0]]), np.array([[SAFE]]), np.array([[0]]), 4)
+    chances = policy.chances()
+    uniform = np.random.default_rng(0).random((1, 2 * 4 + 8 * settings.skill_tokens))
+    sequences = sample(world, layout, chances, uniform)
+    sequences.tokens.idea[:, 1:] = SAFE
+    rewards = np.array([[0.5, 0.5, 0.5, 0.5, 1.0, 0.4, 0.4, 0.4]])
+    arm = Arm("", unit="trajectory", settings=settings)
+    learn(arm, policy, critic, memory, Batch(1, layout, chances, sequences, rewards))
+    return [right_token_chances(world, c).idea[0, 0] for c in (chances, policy.chances())]
+
+
+def test_an_old_success_is_weighed_by_the_products_own_correction(monkeypatch):
+    # ideas have a chance of 1/3 at first: of tokens as likely when sampled, rarer, and certain
+    before, same = replayed_chances(1 / 3)
+    _, rarer = replayed_chances(0.01)
+    _, certain = replayed_chances(1.0)
+    assert before < certain < same < rarer
+    assert replayed_chances(0.1)[1] == rarer  # 1/3 to 0.1 is cut to 2 already
+
+    def nothing(log_ratio_BT, loss_mask_BT, cap):
+        return Correction(torch.zeros_like(log_ratio_BT), loss_mask_BT)
+
+    monkeypatch.setitem(CORRECTIONS, "token_truncate", nothing)
+    assert replayed_chances(1 / 3)[1] < same
 
 
 def test_a_run_does_not_depend_on_those_beside_it():

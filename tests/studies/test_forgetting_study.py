@@ -1,4 +1,4 @@
-"""What the forgetting study claims, with 4 runs an arm, and its command."""
+"""What the forgetting study claims, with 8 runs an arm, and its command."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks.studies.forgetting.arms import ARMS, TUNING, named
 from benchmarks.studies.forgetting.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(4)
+SEEDS = range(8)
 
 
 @cache

@@ -4,7 +4,8 @@
 
 It isolates one claim: good ideas are seen early and pushed down before they can be finished, then
 never sampled again; judging history by today's standard and replaying it recovers them. Picks,
-schedule of the annealing and credit are those of `rrl_core.replay`.
+annealing, A_pre and counts are those of `rrl_core.replay` and `rrl_core.value`, the weights of
+given ideas and of old tokens those of `rrl_core.algorithms`.
 
 Our choices, where the design of the environment leaves them open:
 1. The shared logit b steps by the mean over the iteration's hard groups. With the sum, SAFE takes
