@@ -45,6 +45,9 @@ WEIGHTS = """
 select unit, count(*) as samples, avg(importance_mean) as importance, avg(frac_truncated) as
     truncated, avg(ratio_mean) as ratio, avg(age) as age, max(age) as oldest, avg(reward) as reward
 from replay_audit where run_id = $run and state = 'learned' group by unit order by unit"""
+SAMPLES = """
+select unit, importance_mean, age from replay_audit
+where run_id = $run and state = 'learned' and unit <> 'fresh' order by all"""
 HISTORY = """
 select iteration, mean_reward, frac_groups_all_wrong, num_steps, loss, mismatch_mean
 from training_history where run_id = $run order by iteration"""
@@ -142,13 +145,15 @@ def audited(store: Store, run_id: str, config: RunConfig) -> str:
 
 def plots(store: Store, run_id: str, out: Path) -> list[tuple[str, str]]:
     """Draw calibration, outcomes and reward; return file names with what they show."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
-    calibration(left, store.read("value_models", run_id=run_id))
-    outcomes(middle, store, run_id)
-    rewards(right, store, run_id)
+    figure, axes = plt.subplots(2, 2, figsize=(9.5, 7.4), constrained_layout=True)
+    calibration(axes[0, 0], store.read("value_models", run_id=run_id))
+    outcomes(axes[0, 1], store, run_id)
+    importance(axes[1, 0], store, run_id)
+    rewards(axes[1, 1], store, run_id)
     name = f"{out.stem}.png"
     figure.savefig(out.parent / name, dpi=110)
-    return [(name, "Calibration of the last value model; outcomes of retries; reward by iteration")]
+    told = "Calibration of the last value models; outcomes of retries; importance and age; reward"
+    return [(name, told)]
 
 
 def calibration(axes: Any, models: list[dict[str, Any]]) -> None:
@@ -172,6 +177,20 @@ def outcomes(axes: Any, store: Store, run_id: str) -> None:
         axes.bar(order, counts, bottom=list(bottom.values()), color=color, label=unit)
         bottom = {name: bottom[name] + n for name, n in zip(order, counts, strict=True)}
     axes.set(title="What became of old answers", ylabel="new answers")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def importance(axes: Any, store: Store, run_id: str) -> None:
+    rows = store.sql(SAMPLES, {"run": run_id}).fetchall()
+    axes.axhline(1, color=MUTED, linewidth=1)
+    for unit, color in zip(("prompt", "state", "trajectory"), (THIRD, INK, SECOND), strict=True):
+        found = [(age, mean) for name, mean, age in rows if name == unit]
+        axes.scatter(
+            *zip(*found, strict=True) if found else ((), ()), s=14, color=color, label=unit
+        )
+    axes.set(
+        title="Replayed samples", xlabel="age, policy versions", ylabel="mean importance weight"
+    )
     axes.legend(frameon=False, fontsize=8)
 
 
