@@ -133,6 +133,7 @@ def plain_iteration(iteration: int, num_rollouts: int) -> dict[str, list[Row]]:
         {"iteration": iteration, "step": 0, "rollout_id": i, "num_loss_tokens": 40} for i in ids
     ]
     return {
+        "views_pinned": [_pin(iteration)],
         "rollouts": rollouts,
         "scores": scores,
         "replays": replays,

@@ -356,6 +356,7 @@ def step_samples(store: Store, run_id: str, iteration: int) -> list[Row]:
                 "policy_version": rollout["policy_version"],
                 "scorer": scores[row["score_id"]]["scorer"],
                 "scorer_version": scores[row["score_id"]]["scorer_version"],
+                "value": None if pick is None else pick["value"],
                 "chosen_under": None if pick is None else pick["scorer_version"],
                 "importance_mean": stats.get("importance_mean"),
                 "num_loss_tokens": stats.get("num_loss_tokens"),

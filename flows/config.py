@@ -230,7 +230,8 @@ class ReplaySection(Section):
         description="Policy versions over which trajectories fade; off: a quarter of the run's.",
     )
     capacity: PositiveInt = Field(
-        16_384, description="Most states that may be picked, and are judged again at every refit."
+        16_384,
+        description="Most entries of a unit that may be picked, states that a refit judges again.",
     )
     curriculum: bool = Field(
         False, description="Priorities favour the difficulties that are solved half of the time."

@@ -18,8 +18,9 @@ from storage import Store
 from storage.answers import printable, table_text
 
 _SAMPLE_COLUMNS = (
-    "step", "position", "state", "unit", "rollout_id", "policy_version", "age", "reward",
-    "scorer_version", "advantage", "priority", "probability", "pick_kind", "text",
+    "step", "position", "state", "unit", "rollout_id", "source_run_id", "sampled_iteration",
+    "policy_version", "age", "reward", "scorer_version", "value", "chosen_under", "advantage",
+    "priority", "probability", "pick_kind", "text",
 )  # fmt: skip
 _TEXT_CHARACTERS = 60
 

@@ -28,7 +28,7 @@ from storage import Store
 _CHUNK_ROWS = 4_096
 SHOWN = (
     "unit", "entry_id", "prompt_id", "eligibility_reason", "value", "prompt_value", "p_hat", "base",
-    "freshness", "rarity", "priority", "age", "num_uses", "scorer_version",
+    "freshness", "rarity", "curriculum", "priority", "age", "num_uses", "scorer_version",
 )  # fmt: skip
 
 
@@ -75,10 +75,12 @@ def _with_factors(batch: pa.RecordBatch, rule: PriorityRule) -> Iterator[Row]:
     """Yield the rows of a batch with the factors of their priorities."""
     candidates = candidates_of(batch)
     log_priority_N = log_priority(candidates, rule)
+    weights = rule.curriculum or {}
     factors = {
         "base": base(candidates, rule),
         "freshness": np.exp(log_freshness(candidates, rule)),
         "rarity": rarity(candidates),
+        "curriculum": np.array([weights.get(bucket, 1.0) for bucket in candidates.difficulty]),
         "log_priority": log_priority_N,
         "priority": np.exp(np.clip(log_priority_N, -700, 700)),
     }
@@ -110,18 +112,23 @@ def compare_moments(
         {row["entry_key"]: row for row in _buffer(store, run_id, config, moment)[1]}
         for moment in (before, after)
     )
-    reasons = _reasons(store, run_id, after, old.keys() - new.keys())
-    changes = [_change(old.get(key), row) for key, row in new.items()]
-    changes += [
-        Change("left", -old[key]["priority"], why, old[key], None) for key, why in reasons.items()
+    was = _reasons(store, run_id, before, new.keys() - old.keys())
+    now = _reasons(store, run_id, after, old.keys() - new.keys())
+    kept = [change for key in old.keys() & new.keys() if (change := _moved(old[key], new[key]))]
+    kept += [
+        Change("entered", new[key]["priority"], f"{why} before", None, new[key])
+        for key, why in was.items()
     ]
-    kept = [c for c in changes if c.kind != "same"]
+    kept += [
+        Change("left", -old[key]["priority"], f"{why} now", old[key], None)
+        for key, why in now.items()
+    ]
     return sorted(kept, key=lambda c: (-abs(c.rise), _id_of(c)))
 
 
 def _reasons(store: Store, run_id: str, moment: Moment, keys: Collection[str]) -> dict[str, str]:
     """Return why each of the entries `keys` may not be picked at a moment."""
-    reasons = dict.fromkeys(keys, "it is no candidate")
+    reasons = dict.fromkeys(keys, "no candidate")
     wanted = pa.array(list(keys), pa.string())
     arguments = {"run": run_id, "version": moment.version}
     for batch in store.batches(VIEW, arguments, moment.as_of) if keys else ():
@@ -132,27 +139,23 @@ def _reasons(store: Store, run_id: str, moment: Moment, keys: Collection[str]) -
     return reasons
 
 
-def _change(before: Row | None, after: Row) -> Change:
-    """Say what happened to an entry that may be picked: entered, rose, fell, same."""
-    if before is None:
-        return Change("entered", after["priority"], "it may be picked now", None, after)
+def _moved(before: Row, after: Row) -> Change | None:
+    """Say how the priority of an entry that may be picked at both moments moved, if it did."""
     rise = after["priority"] - before["priority"]
-    kind = "rose" if rise > 0 else "fell" if rise < 0 else "same"
-    return Change(kind, rise, _moved(before, after), before, after)
-
-
-def _moved(before: Row, after: Row) -> str:
-    """Name the facts that moved the priority."""
+    if rise == 0:
+        return None
     parts = [
         f"{name} {before[name]:.3f} to {after[name]:.3f}"
-        for name in ("value", "prompt_value", "p_hat", "freshness", "rarity")
+        for name in ("value", "prompt_value", "p_hat", "freshness", "rarity", "curriculum")
         if before[name] != after[name]
     ]
-    counts = ("state_ok", "state_tries", "prompt_ok", "prompt_tries", "scorer_version")
+    counts = (
+        "is_ever_solved", "state_ok", "state_tries", "prompt_ok", "prompt_tries", "scorer_version",
+    )  # fmt: skip
     parts += [
         f"{name} {before[name]} to {after[name]}" for name in counts if before[name] != after[name]
     ]
-    return ", ".join(parts)
+    return Change("rose" if rise > 0 else "fell", rise, ", ".join(parts), before, after)
 
 
 def _id_of(change: Change) -> str:

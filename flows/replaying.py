@@ -4,8 +4,8 @@ The facts are a view as of the pin (`storage/sql/replay_buffer.sql`); which of t
 decided in `rrl_core.replay`. Both are functions of the log and of the seed, so `rrl audit` derives
 them again.
 
-Our choice: `replay.capacity` bounds the states that may be picked also where no value model judges
-them; the same states stay as at a refit (`rrl_core/replay/retention.py`).
+Our choice: `replay.capacity` bounds the entries of each unit that may be picked, also where no
+value model judges them; the same stay as at a refit (`rrl_core/replay/retention.py`).
 """
 
 import hashlib
@@ -27,7 +27,13 @@ from flows.lineage import lineage_of
 from flows.planned import source_rollouts, tokens_of
 from flows.translate import Row
 from flows.wiring import Session
-from rrl_core.replay.factors import Candidates, PriorityRule, default_horizon, make_candidates
+from rrl_core.replay.factors import (
+    UNITS,
+    Candidates,
+    PriorityRule,
+    default_horizon,
+    make_candidates,
+)
 from rrl_core.replay.picks import Pick, PickRule, Picks, pick_entries, signature_cap
 from rrl_core.replay.retention import retained
 from rrl_core.replay.schedule import (
@@ -70,8 +76,8 @@ class Pin:
 class Buffer:
     """A run's replay buffer at a pin: what may be picked, and how many may not and why.
 
-    Only eligible rows are held; `replay.capacity` bounds the states among them. `pass_rates` is the
-    recent success rate of the prompts of each difficulty.
+    Only eligible rows are held, of each unit `replay.capacity` at most. `pass_rates` is the recent
+    success rate of the prompts of each difficulty.
     """
 
     eligible: pa.Table
@@ -113,35 +119,39 @@ def read_buffer(store: Store, run_id: str, pin: Pin, config: RunConfig) -> Buffe
     reasons: Counter[tuple[str, str]] = Counter()
     attempts = Attempts()
     kept: list[pa.Table] = []
-    num_held = num_dropped = 0
+    num_held, num_eligible = 0, Counter[str]()
     for batch in store.batches(VIEW, arguments, pin.as_of):
-        reasons.update(reasons_of(batch))
+        found = reasons_of(batch)
+        reasons.update(found)
+        num_eligible.update({unit: n for (unit, reason), n in found.items() if reason == ELIGIBLE})
         attempts.add(batch)
         kept.append(pa.Table.from_batches([batch.filter(is_eligible(batch))]))
         num_held += len(kept[-1])
-        if num_held > 2 * config.replay.capacity:
+        if num_held > (1 + len(UNITS)) * config.replay.capacity:
             kept = [_within_capacity(pa.concat_tables(kept), config)]
-            num_dropped += num_held - len(kept[0])
             num_held = len(kept[0])
     eligible = _within_capacity(pa.concat_tables(kept), config)
-    num_dropped += num_held - len(eligible)
-    if num_dropped:
-        reasons["state", ELIGIBLE] -= num_dropped
-        reasons["state", BEYOND_CAPACITY] = num_dropped
+    for unit, number in num_eligible.items():
+        num_beyond = number - min(number, config.replay.capacity)
+        if num_beyond:
+            reasons[unit, ELIGIBLE] -= num_beyond
+            reasons[unit, BEYOND_CAPACITY] = num_beyond
     ordered = eligible.sort_by([("unit", "ascending"), ("entry_id", "ascending")])
     return Buffer(ordered, reasons, attempts.pass_rates())
 
 
 def _within_capacity(eligible: pa.Table, config: RunConfig) -> pa.Table:
-    """Return the rows with the best `replay.capacity` of the states."""
-    is_state = pc.equal(eligible["unit"], "state")
-    states, capacity = eligible.filter(is_state), config.replay.capacity
-    if len(states) <= capacity:
-        return eligible
-    chunks = map(candidates_of, states.to_batches(max_chunksize=_CHUNK_ROWS))
-    keys = pa.array(retained(chunks, capacity, pick_rule(config).priority), pa.string())
-    best = states.filter(pc.is_in(states["entry_key"], value_set=keys))
-    return pa.concat_tables([best, eligible.filter(pc.invert(is_state))])
+    """Return the rows with the best `replay.capacity` of each unit."""
+    capacity, priority = config.replay.capacity, pick_rule(config).priority
+    kept = []
+    for unit in UNITS:
+        rows = eligible.filter(pc.equal(eligible["unit"], unit))
+        if len(rows) > capacity:
+            chunks = map(candidates_of, rows.to_batches(max_chunksize=_CHUNK_ROWS))
+            keys = pa.array(retained(chunks, capacity, priority), pa.string())
+            rows = rows.filter(pc.is_in(rows["entry_key"], value_set=keys))
+        kept.append(rows)
+    return pa.concat_tables(kept)
 
 
 class Attempts:

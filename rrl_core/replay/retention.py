@@ -1,4 +1,4 @@
-"""Retention: which states stay within the capacity, to be judged again at every refit.
+"""Retention: which entries stay within the capacity; states are judged again at every refit.
 
 Kept are those with the largest base * rarity * freshness. Our choices: what was never judged comes
 first, since nothing is known against it; ties are decided by a hash of the entry id, which favours

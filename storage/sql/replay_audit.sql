@@ -7,7 +7,8 @@
 --          sampled the rollout), age (policy versions since), reward and scorer_version (those it was
 --          chosen under), advantage, weight (of its term in the loss; NULL stands for 1),
 --          prefix_tokens and prefix_advantage (of the given tokens of a response), pick_id and pick_*
---          (the pick that brought it, and what it was picked by; NULL for fresh samples),
+--          (the pick that brought it, what it was picked by, and the judgement behind its value; NULL
+--          for fresh samples),
 --          importance_mean and ratio_mean (weights in the loss; NULL unless learned).
 select
     planned.run_id,
@@ -40,6 +41,8 @@ select
     pick.prompt_value as pick_prompt_value,
     pick.base as pick_base,
     pick.probability as pick_probability,
+    pick.score_id as pick_score_id,
+    pick.scorer_version as pick_scorer_version,
     sample.num_loss_tokens,
     sample.importance_mean,
     sample.ratio_mean,

@@ -174,6 +174,15 @@ def test_the_command_lists_samples_and_says_everything_is_as_derived(
     told = json.loads(capsys.readouterr().out)
     assert told["iterations"][0]["differences"] == []
     assert len(told["samples"]) == 24
+    picks = {row["event_id"]: row for row in replayed.read("picks", run_id=RUN_ID, iteration=5)}
+    picked = [row for row in told["samples"] if row["pick_id"] is not None]
+    assert {row["pick_id"] for row in picked} == picks.keys()
+    for row in picked:
+        pick = picks[row["pick_id"]]
+        assert (row["value"], row["chosen_under"]) == (pick["value"], pick["scorer_version"])
+    run_audit(RUN_ID, 5, replayed.path, as_json=False)
+    header = capsys.readouterr().out.split()
+    assert {"source_run_id", "sampled_iteration", "value", "chosen_under", "text"} <= set(header)
     run_audit(RUN_ID, None, replayed.path, as_json=False)
     assert "6 iterations: everything as derived" in capsys.readouterr().out
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 import storage
+from flows import replaying
 from flows.materializing import Moment, materialize
 from flows.replaying import NO_MODEL, Buffer, Pin, decide, read_buffer
 from rrl_core.replay.factors import hash_ids
 from rrl_core.replay.schedule import curriculum_weights
 from tests.flows.conftest import RUN_ID, replay_config, run_here
+from tests.storage.replay_rows import Run
 
 ITERATION = 5
 
@@ -40,6 +42,39 @@ def test_without_a_model_the_capacity_bounds_the_states_and_keeps_the_best(
     assert reasons["beyond_capacity"] == len(worth) - 10
     others = [row for row in few.eligible.to_pylist() if row["unit"] != "state"]
     assert others == [row for row in whole.eligible.to_pylist() if row["unit"] != "state"]
+
+
+def test_the_capacity_bounds_every_unit_and_what_is_held_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    capacity, num_prompts = 3, 40
+    run = Run(storage.open(tmp_path / "store", create=True), RUN_ID, kind="train")
+    run.pin(1)
+    for number in range(num_prompts):  # the more failures, the larger 1 - p_hat
+        run.sample([1.0] + [0.0] * (3 + number % 13), f"p{number:02}", signature=f"{number // 13}")
+    held = []
+    within, batches = replaying._within_capacity, run.store.batches
+
+    def watched(eligible, config):
+        held.append(len(eligible))
+        return within(eligible, config)
+
+    def one_by_one(*arguments):
+        for batch in batches(*arguments):
+            yield from (batch.slice(row, 1) for row in range(len(batch)))
+
+    monkeypatch.setattr(replaying, "_within_capacity", watched)
+    monkeypatch.setattr(run.store, "batches", one_by_one)
+    pin = Pin(run.store.head().number, NO_MODEL)
+    found = read_buffer(run.store, RUN_ID, pin, replay_config(f"replay.capacity={capacity}"))
+    assert max(held) <= 4 * capacity + 1  # three units, and as many again as one
+    rows = found.eligible.to_pylist()
+    assert found.num_eligible() == {"trajectory": capacity, "prompt": capacity}
+    for unit in ("trajectory", "prompt"):
+        # 1 of 16 attempts succeeded of p12, p25 and p38 alone
+        assert {r["prompt_id"] for r in rows if r["unit"] == unit} == {"p12", "p25", "p38"}
+        assert json.loads(found.reasons_json())[unit]["beyond_capacity"] == num_prompts - capacity
+    assert found.num_candidates == 2 * num_prompts
 
 
 def test_below_the_capacity_the_same_is_picked(replayed: storage.Store, pin: Pin):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import storage
+from flows import materializing
 from flows.history_commands import MaterializeRequest, run_materialize
 from flows.materializing import Moment, compare_moments, materialize
 from flows.metrics import iteration_metrics
@@ -78,6 +79,50 @@ def test_another_judge_at_another_time_gives_another_buffer(replayed: storage.St
             assert change.before
             assert change.after
             assert change.rise == change.after["priority"] - change.before["priority"] > 0
+
+
+def reasons_at(store: storage.Store, moment: Moment) -> dict[str, str]:
+    arguments = {"run": RUN_ID, "version": moment.version}
+    rows = store.view("replay_buffer", arguments=arguments, as_of=moment.as_of)
+    return {row["entry_key"]: row["eligibility_reason"] for row in rows}
+
+
+def test_what_enters_and_leaves_says_why_it_could_not_be_picked(replayed: storage.Store):
+    before, after = (Moment(pinned(replayed, iteration), "none") for iteration in (4, 6))
+    changes = compare_moments(replayed, RUN_ID, CONFIG, before, after)
+    told = {"entered": set(), "left": set()}
+    for change in changes:
+        if change.kind == "entered":
+            assert change.after
+            was = reasons_at(replayed, before).get(change.after["entry_key"], "no candidate")
+            assert change.why == f"{was} before"
+            told["entered"].add(was)
+        if change.kind == "left":
+            assert change.before
+            now = reasons_at(replayed, after).get(change.before["entry_key"], "no candidate")
+            assert change.why == f"{now} now"
+            told["left"].add(now)
+    assert len(told["entered"]) > 1
+    assert told["left"]
+
+
+def test_whatever_moved_a_priority_is_named(replayed: storage.Store):
+    config = replay_config("replay.curriculum=true")
+    before, after = (Moment(pinned(replayed, iteration), "none") for iteration in (4, 6))
+    changes = compare_moments(replayed, RUN_ID, config, before, after)
+    moved = [change for change in changes if change.kind in ("rose", "fell")]
+    for change in moved:
+        assert change.before
+        assert change.after
+        assert change.why
+        is_other = change.before["curriculum"] != change.after["curriculum"]
+        assert ("curriculum" in change.why) == is_other
+    assert any("curriculum" in change.why for change in moved)
+    row = materialize(replayed, RUN_ID, config, after, limit=1).best[0] | {"is_ever_solved": False}
+    solved = row | {"is_ever_solved": True, "priority": row["priority"] + 1}
+    change = materializing._moved(row, solved)
+    assert change
+    assert (change.kind, change.why) == ("rose", "is_ever_solved False to True")
 
 
 def test_nothing_changes_between_a_moment_and_itself(replayed: storage.Store):

@@ -403,16 +403,18 @@ def test_replay_audit_tells_what_a_sample_was_picked_by(
 ):
     fresh, continued = append_attempts(writer, {"p1": [1.0, 0.0]})
     picked = pick("state", "st1", 1, value=0.75, prompt_value=0.125, base=0.625, probability=0.01)
+    picked |= {"score_id": "sc1", "scorer_version": "v1"}
     pick_id = writer.event_id_of("picks", picked)
     prefix = {"pick_id": pick_id, "prefix_tokens": 7, "prefix_advantage": 0.5, "probability": 0.02}
     plan = [planned(fresh, 0), planned(continued, 1, unit="state", **prefix)]
     writer.append({"picks": [picked], "replays": plan}, "batch")
     names = (
         "pick_id", "prefix_tokens", "prefix_advantage", "pick_value", "pick_prompt_value",
-        "pick_base", "pick_probability", "probability",
+        "pick_base", "pick_probability", "pick_score_id", "pick_scorer_version", "probability",
     )  # fmt: skip
     rows = [tuple(row[name] for name in names) for row in store.view("replay_audit")]
-    assert rows == [(None,) * 8, (pick_id, 7, 0.5, 0.75, 0.125, 0.625, 0.01, 0.02)]
+    known = (pick_id, 7, 0.5, 0.75, 0.125, 0.625, 0.01, "sc1", "v1", 0.02)
+    assert rows == [(None,) * 10, known]
 
 
 def test_run_overview(store: storage.Store):

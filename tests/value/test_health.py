@@ -181,11 +181,29 @@ def test_healthy_by_hand():
         (20, 8, "healthy"),  # pooled and within 0.6: just enough
         (20, 9, "unhealthy"),  # 0.55 within is enough, 0.55 pooled is not
         (20, 10, "unhealthy"),
+        (100, 40, "healthy"),
+        (100, 41, "unhealthy"),  # both 0.59: within is enough, pooled is not
         (19, 0, "insufficient_data"),
     ],
 )
 def test_verdicts_at_their_limits(num_prompts, wrong, verdict):
     assert health(**judgements(num_prompts, wrong)).verdict == verdict
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [(45, "healthy"), (46, "unhealthy")])
+def test_within_prompts_the_limit_is_0_55_whatever_the_pooled_auroc(wrong, verdict):
+    columns = judgements(100, wrong)
+    solved = judgements(10, 0)  # prompts that always succeed, above all others
+    solved |= {
+        "values_N": np.full(100, 0.95),
+        "labels_N": [1] * 100,
+        "prompt_ids": ["solved"] * 100,
+    }
+    both = {name: [*columns[name], *solved[name]] for name in columns}
+    found = health(**both)
+    assert found.within_prompt_auroc == pytest.approx(1 - wrong / 100, abs=EXACT)
+    assert found.auroc > 0.7
+    assert found.verdict == verdict
 
 
 def test_telling_prompts_apart_is_not_enough():
