@@ -10,7 +10,7 @@ are taken as stored, and what follows from them is derived all the same.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -31,7 +31,8 @@ from flows.substituting import Past, Samples, samples_of, stored_samples
 from flows.translate import Row, stored_prompt
 from storage import Store
 
-Reader = partial[list[dict[str, Any]]]
+Reader = Callable[[str], list[dict[str, Any]]]
+"""Reads the rows of a table that belong to an iteration, each table once."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _audit_iteration(
     store: Store, run_id: str, config: RunConfig, pin: Row, selection: Selection | None
 ) -> Audited:
     iteration = pin["iteration"]
-    read = partial(store.read, run_id=run_id, iteration=iteration)
+    read = cache(partial(store.read, run_id=run_id, iteration=iteration))
     replays, learned, policies = read("replays"), read("learned_samples"), read("policies")
     is_planned = bool(replays or policies or read("retries"))
     views, codes = list(_view_differences(pin)), _codes(store, run_id, pin, read)
@@ -107,7 +108,7 @@ def _audit_iteration(
             past = picks_before_sampling(store, run_id, iteration)
             old = old_rows(store, past, _judge(pin))
             samples = stored_samples(store, (run_id, iteration), _judge(pin), old)
-        batch = _batch_differences(store, run_id, config, pin, samples)
+        batch = _batch_differences(store, run_id, config, pin, samples, read)
     is_unlike = bool(codes and views) or bool((codes or views) and decisions)
     found = [
         *_pin_differences(store, pin),
@@ -178,17 +179,16 @@ def _decided(
 
 
 def _batch_differences(
-    store: Store, run_id: str, config: RunConfig, pin: Row, samples: Samples
+    store: Store, run_id: str, config: RunConfig, pin: Row, samples: Samples, read: Reader
 ) -> Iterator[Difference]:
     """Derive the batch of an iteration, and what became of old answers, from its samples."""
     iteration, judge = pin["iteration"], _judge(pin)
-    read = partial(store.read, run_id=run_id, iteration=iteration)
     reviewed = reviewed_groups(store, run_id, iteration, judge)
     derived = replay_rows(config, iteration, samples.scored, pin["views_json"] is None, reviewed)
     key = ("step", "rollout_id")
     yield from _row_differences(iteration, "replay", read("replays"), derived, key)
     if config.review.gate is not None:
-        yield from _review_differences(store, run_id, config, iteration, reviewed)
+        yield from _review_differences(store, run_id, config, iteration, reviewed, read)
     if not pin["views_json"]:  # begun before old answers were compared
         return
     rewards = old_rewards(store, run_id, iteration, samples.old, judge)
@@ -222,36 +222,37 @@ def _review_differences(
     config: RunConfig,
     iteration: int,
     reviewed: Sequence[ReviewedGroup],
+    read: Reader,
 ) -> Iterator[Difference]:
     """Read the reviews again, and choose again what of their answers is distilled."""
-    targets = store.read("distillations", run_id=run_id, iteration=iteration)
     chosen = distillation_rows(config, reviewed)
-    yield from _row_differences(iteration, "distillation", targets, chosen, ("rollout_id",))
-    reviews = store.read("reviews", run_id=run_id, iteration=iteration)
-    yield from _asked_differences(store, run_id, config, iteration, reviews)
+    key = ("rollout_id",)
+    yield from _row_differences(iteration, "distillation", read("distillations"), chosen, key)
+    reviews = read("reviews")
+    yield from _asked_differences(store, run_id, config, iteration, read)
     derived = read_again(store, run_id, iteration, config.review.format)
     known = {row["rollout_id"] for row in derived}
     stored = [row for row in reviews if row["rollout_id"] in known]
-    yield from _row_differences(iteration, "review", stored, derived, ("rollout_id",))
+    yield from _row_differences(iteration, "review", stored, derived, key)
 
 
 def _asked_differences(
-    store: Store, run_id: str, config: RunConfig, iteration: int, reviews: Sequence[Row]
+    store: Store, run_id: str, config: RunConfig, iteration: int, read: Reader
 ) -> Iterator[Difference]:
     """Choose again which attempts are reviewed, with what memory, and which control they get."""
-    [pin] = store.read("views_pinned", run_id=run_id, iteration=iteration)
+    [pin] = read("views_pinned")
     rows = store.read("prompts", run_id=run_id)
     prompts = {row["prompt_id"]: stored_prompt(row) for row in rows}
     chosen = gated(Source(store, run_id, config, _judge(pin), prompts), iteration)
     of_attempt = {one.attempt["event_id"]: one for one in chosen}
-    rollouts = store.read("rollouts", run_id=run_id, iteration=iteration)
+    rollouts = read("rollouts")
     asked = {r["parent_id"] for r in rollouts if r["role"] == "review"}
     for attempt_id in sorted(asked ^ of_attempt.keys()):
         told = ("reviewed", "not reviewed")
         is_asked = attempt_id in asked
         yield Difference(iteration, "gate", attempt_id, told[not is_asked], told[is_asked])
     role = {r["event_id"]: r["role"] for r in rollouts}
-    treated = [r for r in reviews if role[r["rollout_id"]] == "review"]
+    treated = [r for r in read("reviews") if role[r["rollout_id"]] == "review"]
     derived = [
         {"rollout_id": row["rollout_id"]} | asked_facts(of_attempt[row["attempt_id"]])
         for row in treated
