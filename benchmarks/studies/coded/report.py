@@ -47,9 +47,12 @@ CONTROLS = {  # what an arm is held against, beside the baseline
         "srrl-no-memory",
         "srrl-no-distil",
         "srrl-no-feedback",
+        "raft",
+        "grpo-temperature",
+        "grpo-entropy",
     ),
     "rrl+srrl": ("srrl", "rrl-trajectory"),
-    "rrl-trajectory": ("uniform", "stale"),
+    "rrl-trajectory": ("uniform", "stale", "raft", "grpo-temperature", "grpo-entropy"),
     "rrl-state": ("rrl-state-uniform", "rrl-state-stale"),
 }
 CONTROL_COLUMNS = ("arm - control", "seeds", "AUC", "final")
