@@ -315,6 +315,7 @@ def test_a_resumed_run_whose_query_answers_otherwise_is_refused(store: storage.S
         learn(store, offline_config(f"{of_attempts} and sample_index < 3", "run.iterations=2"))
 
 
+@pytest.mark.slow
 def test_an_offline_run_never_loads_vllm(store: storage.Store):
     code = (
         "import sys\nfrom tests.flows.test_offline import learn, offline_config\nimport storage\n"

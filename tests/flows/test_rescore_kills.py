@@ -95,6 +95,7 @@ def test_twenty_kills_of_a_long_history(memory_path: Path):  # noqa: F811
     check_resumed(store, ids, closed, done)
 
 
+@pytest.mark.slow
 def test_killed_between_segments_and_commit_repeats_the_shard_alone(memory_path: Path):  # noqa: F811
     store = storage.open(memory_path, create=True)
     ids = write_history(store, 512)

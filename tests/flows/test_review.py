@@ -409,6 +409,7 @@ def held_out(store: storage.Store) -> tuple[float, float]:
     return scores[0], scores[max(scores)]
 
 
+@pytest.mark.slow
 def test_memory_and_distillation_have_their_effects_and_lose_them_when_removed(tmp_path: Path):
     whole = scripted_run(tmp_path / "whole" / "store")
     short = ("run.iterations=4", "evaluation.every=off")

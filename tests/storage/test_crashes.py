@@ -15,6 +15,8 @@ import storage.log
 from tests.storage import children
 from tests.storage.rows import OPENED, prompt, rollout
 
+pytestmark = pytest.mark.slow  # a process or a store for each instant
+
 Prepare = Callable[[storage.Store], Callable[[], object]]
 Step = tuple[str, str]
 PLACED = ["temporary opened", "temporary written", "temporary synced", "linked"]

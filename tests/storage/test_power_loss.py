@@ -28,6 +28,8 @@ from tests.storage.power import (
 )
 from tests.storage.rows import OPENED, prompt, rollout, score
 
+pytestmark = pytest.mark.slow  # hundreds of stores as the disk may have left them
+
 STORE = "data/x/store"  # somebody made `data` a moment ago, `x` is missing
 NUM_STATES = 200  # fewer, and the model has lost some
 TABLES = ("runs", "prompts", "rollouts", "scores", "policies")

@@ -29,10 +29,12 @@ def test_replayed_states_with_credit_find_what_grpo_forgets():
     assert gap("rrl-state direct", "grpo") > 0.3
 
 
+@pytest.mark.slow
 def test_the_judgement_decides_which_states_help():
     assert gap("rrl-state direct", "direct, uniform picks") > 0.2
 
 
+@pytest.mark.slow
 def test_judgements_must_be_renewed():
     assert gap("rrl-state direct", "direct, stale scores") > 0.2
 
@@ -41,6 +43,7 @@ def test_retrying_prompts_is_no_better_than_going_on():
     assert abs(gap("rrl-prompt", "grpo")) < 0.1
 
 
+@pytest.mark.slow
 def test_where_nothing_is_forgotten_there_is_nothing_to_gain():
     assert reward("s = 0: grpo").mean() > 0.95
     assert abs(gap("s = 0: rrl-state direct", "s = 0: grpo")) < 0.02
