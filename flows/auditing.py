@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import storage
@@ -77,13 +78,15 @@ def audit(
         StorageError: an iteration was never begun.
     """
     storage.require_whole(store)
-    pins = {row["iteration"]: row for row in store.read("views_pinned", run_id=run_id)}
+    read = partial(store.read, "views_pinned", run_id=run_id)
+    found = chain.from_iterable(read(iteration=i) for i in iterations) if iterations else read()
+    pins = {row["iteration"]: row for row in found}
     selected = cache(partial(select, store, run_id, config))
     for iteration in iterations or sorted(i for i in pins if i > 0):
         if iteration not in pins:
+            last = max((row["iteration"] for row in read()), default=0)
             raise storage.QueryError(
-                f"expected an iteration that run {run_id} began, 1 to {max(pins, default=0)}; came "
-                f"{iteration}"
+                f"expected an iteration that run {run_id} began, 1 to {last}; came {iteration}"
             )
         pin = pins[iteration]
         selection = selected(_judge(pin)) if config.run.mode == "offline" else None
@@ -183,11 +186,12 @@ def _batch_differences(
 ) -> Iterator[Difference]:
     """Derive the batch of an iteration, and what became of old answers, from its samples."""
     iteration, judge = pin["iteration"], _judge(pin)
-    reviewed = reviewed_groups(store, run_id, iteration, judge)
+    is_reviewing = config.review.gate is not None
+    reviewed = reviewed_groups(store, run_id, iteration, judge) if is_reviewing else []
     derived = replay_rows(config, iteration, samples.scored, pin["views_json"] is None, reviewed)
     key = ("step", "rollout_id")
     yield from _row_differences(iteration, "replay", read("replays"), derived, key)
-    if config.review.gate is not None:
+    if is_reviewing:
         yield from _review_differences(store, run_id, config, iteration, reviewed, read)
     if not pin["views_json"]:  # begun before old answers were compared
         return
